@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""ExecuTorch's ahead-of-time face of the backend: partitions in, payloads and named data out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from executorch.exir._serialize._cord import FileBackedData
+from executorch.exir._serialize._named_data_store import NamedDataStore
+from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.tensor import scalar_type_enum
+from torch.export import ExportedProgram
+
+from ..ops.builder import qnn_shape
+from ..target import Target
+from .build import IO, Binding, Built, State, build
+from .compiler import CompileWorker
+from .ir import DType
+from .payload import IOEntry, Payload, StateEntry
+from .worker import GraphStats
+
+_DATA_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What a partition is compiled for and how.
+
+    Attributes:
+        target: name of the SoC; the only part that is stored in the program.
+        qnn_libraries: folder of the QNN libraries on this machine.
+        in_place: see `compile.build.build`.
+    """
+
+    target: str
+    qnn_libraries: str | None = None
+    in_place: bool = True
+
+    def spec(self) -> CompileSpec:
+        """As ExecuTorch carries it: local settings travel on the object, not in the file."""
+        spec = CompileSpec("target", self.target.encode())
+        spec.options = self
+        return spec
+
+    @staticmethod
+    def of(specs: list[CompileSpec]) -> CompileOptions:
+        for spec in specs:
+            if spec.key == "target":
+                options = getattr(spec, "options", None)
+                return options or CompileOptions(bytes(spec.value).decode())
+        raise ValueError("the partition has no compile spec 'target'; use QnnPartitioner")
+
+
+@dataclass(frozen=True)
+class DelegateInfo:
+    """What the report says of one delegate."""
+
+    method: str
+    graph: str
+    nodes: int
+    stats: GraphStats
+    inputs: tuple[IO, ...]
+    outputs: tuple[IO, ...]
+    states: tuple[State, ...]
+    context_key: str
+    context_bytes: int
+    static_bytes: int
+    compile_cpu_s: float
+
+
+class QnnDelegate(BackendDetails):  # type: ignore[misc]
+    """Compiles all partitions of all methods of a program into one context binary."""
+
+    @classmethod
+    def copy_exported_program_for_preprocess(
+        cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> ExportedProgram:
+        """The program itself: nothing here writes to it, and a copy would double the weights."""
+        return edge_program
+
+    @staticmethod
+    def preprocess(
+        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> PreprocessResult:
+        """Compiles one partition.  See `preprocess_multimethod`."""
+        results = QnnDelegate.preprocess_multimethod(
+            {"forward": [edge_program]}, {"forward": [compile_specs]}
+        )
+        return results["forward"][0]
+
+    @classmethod
+    def preprocess_multimethod(
+        cls,
+        edge_programs: dict[str, list[ExportedProgram]],
+        compile_specs: dict[str, list[list[CompileSpec]]],
+    ) -> dict[str, list[PreprocessResult]]:
+        """Compiles every partition of every method into one context binary.
+
+        Raises:
+            LoweringError: a node or a graph is refused by QNN.
+            LibraryNotFound: there is no QNN library.
+        """
+        options = next(CompileOptions.of(s) for specs in compile_specs.values() for s in specs)
+        built = {
+            method: [
+                build(ep, f"{method}_{i}", in_place=options.in_place) for i, ep in enumerate(eps)
+            ]
+            for method, eps in edge_programs.items()
+        }
+        target = Target(options.target)
+        graphs = [b.graph for bs in built.values() for b in bs]
+        static_bytes = {g.name: _static_bytes(g.tensors) for g in graphs}
+        fd, path = tempfile.mkstemp(prefix="executorch-qnn-", suffix=".bin")
+        os.close(fd)
+        try:
+            with CompileWorker(target, options.qnn_libraries) as worker:
+                compiled = worker.compile(graphs, path)
+                opened = worker.opened
+            context = FileBackedData(path, cleanup=True, sha256=compiled.sha256)
+        except BaseException:
+            os.remove(path)
+            raise
+        key = f"qnn_context_{compiled.sha256.hex()[:32]}"
+        results: dict[str, list[PreprocessResult]] = {}
+        for method, partitions in built.items():
+            results[method] = []
+            for b, ep in zip(partitions, edge_programs[method], strict=True):
+                store = NamedDataStore()
+                store.add_named_data(key, context, alignment=_DATA_ALIGNMENT)
+                payload = Payload(
+                    method=method,
+                    graph=b.graph.name,
+                    context_key=key,
+                    context_sha256=compiled.sha256,
+                    context_size=compiled.size,
+                    build_id=opened.build_id,
+                    core_api=(opened.core_api[0], opened.core_api[1]),
+                    soc_model=target.soc_model,
+                    htp_arch=target.htp_arch,
+                    target=target.name,
+                    inputs=tuple(_io_entry(io) for io in b.inputs),
+                    outputs=tuple(_io_entry(io) for io in b.outputs),
+                    states=tuple(_state_entry(s, store) for s in b.states),
+                )
+                info = DelegateInfo(
+                    method,
+                    b.graph.name,
+                    sum(n.op == "call_function" for n in ep.graph_module.graph.nodes),
+                    compiled.graphs[b.graph.name],
+                    b.inputs,
+                    b.outputs,
+                    b.states,
+                    key,
+                    compiled.size,
+                    static_bytes[b.graph.name],
+                    compiled.cpu_s,
+                )
+                results[method].append(
+                    PreprocessResult(
+                        processed_bytes=payload.pack(),
+                        debug_handle_map={},
+                        data_store_output=store.get_named_data_store_output(),
+                        _delegate_info_meta=info,
+                    )
+                )
+        return results
+
+
+def _static_bytes(tensors: list[Any]) -> int:
+    return sum(t.nbytes for t in tensors if t.data is not None)
+
+
+def scalar_type(dtype: torch.dtype) -> int:
+    """ExecuTorch's number of a torch dtype."""
+    return int(scalar_type_enum(dtype))
+
+
+def _io_entry(io: IO) -> IOEntry:
+    return IOEntry(
+        io.name,
+        scalar_type(io.torch_dtype),
+        int(io.dtype),
+        io.shape,
+        qnn_shape(io.shape),
+        io.encoding,
+    )
+
+
+def _state_entry(state: State, store: NamedDataStore) -> StateEntry:
+    key = ""
+    if state.initial is not None:
+        data = state.initial.tobytes()
+        key = f"qnn_state_{hashlib.sha256(data).hexdigest()[:32]}"
+        store.add_named_data(key, data, alignment=_DATA_ALIGNMENT)
+    return StateEntry(
+        state.fqn,
+        scalar_type(state.torch_dtype),
+        int(state.dtype),
+        state.shape,
+        state.input,
+        state.output,
+        int(state.binding),
+        key,
+        state.encoding,
+    )
+
+
+__all__ = ["Binding", "Built", "CompileOptions", "DelegateInfo", "DType", "QnnDelegate"]

@@ -1,0 +1,441 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A partition (an ExportedProgram of ATen or edge ops) to a graph IR with its I/O and state tables."""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from ..errors import LoweringError
+from ..ops.builder import Builder, Const, Refused, Value, internal, qnn_shape, to_array
+from ..ops.registry import aten_op, lower_node, metadata
+from .ir import Array, DType, Graph, Kind, Node, ScaleOffset, Tensor
+
+# Floats cross the boundary as fp16 and are converted on the host: an in-graph Cast is not exact
+# there (it gives 1.00000012 for 1.0, and finite garbage for inf and NaN), and moves twice the bytes.
+_BOUNDARY: dict[torch.dtype, DType] = {
+    torch.float32: DType.FLOAT16,
+    torch.float64: DType.FLOAT16,
+    torch.float16: DType.FLOAT16,
+    torch.int64: DType.INT32,
+    torch.int32: DType.INT32,
+    torch.bool: DType.BOOL8,
+}
+
+
+class Binding(enum.IntEnum):
+    """How a state's slot is bound to its graph; the numbers stand in the payload."""
+
+    IN_PLACE = 0
+    DOUBLE_BUFFER = 1
+    READ_ONLY = 2
+    WRITE_ONLY = 3
+
+
+@dataclass(frozen=True)
+class IO:
+    """One argument of a delegate call: the host's view and the QNN tensor behind it.
+
+    Attributes:
+        name: of the QNN tensor; empty when the graph does not use the argument.
+    """
+
+    name: str
+    torch_dtype: torch.dtype
+    shape: tuple[int, ...]
+    dtype: DType
+    encoding: ScaleOffset | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """A mutable buffer of a graph.
+
+    Attributes:
+        torch_dtype: the buffer's type in the model, in which the session reads and writes it.
+        dtype: the type that it is stored in.
+        initial: the registered value as it is stored, `None` for all zeros.
+        why: the reason for the binding, for the report.
+    """
+
+    fqn: str
+    torch_dtype: torch.dtype
+    shape: tuple[int, ...]
+    dtype: DType
+    input: str
+    output: str
+    binding: Binding
+    why: str
+    initial: Array | None = None
+    encoding: ScaleOffset | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """A partition, ready to be compiled: the graph, and what its tensors mean to the runtime."""
+
+    graph: Graph
+    inputs: tuple[IO, ...]
+    outputs: tuple[IO, ...]
+    states: tuple[State, ...]
+
+
+def boundary_dtype(dtype: torch.dtype) -> DType:
+    """The QNN type of an argument of type `dtype` at the delegate's boundary.
+
+    Raises:
+        Refused: the runtime has no conversion for it.
+    """
+    if dtype not in _BOUNDARY:
+        raise Refused(f"{dtype} cannot cross the delegate's boundary")
+    return _BOUNDARY[dtype]
+
+
+@dataclass
+class Environment:
+    """Values of FX nodes while a graph is built; constants are evaluated only when needed.
+
+    Attributes:
+        constants: placeholder name to its tensor.
+    """
+
+    builder: Builder
+    constants: dict[str, torch.Tensor]
+    values: dict[torch.fx.Node, Any] = field(default_factory=dict)
+    _made: dict[torch.fx.Node, torch.Tensor] = field(default_factory=dict)
+
+    def __getitem__(self, node: torch.fx.Node) -> Any:
+        return self.values[node]
+
+    def constant(self, node: torch.fx.Node) -> Value:
+        """`node`, which depends on no run-time input, as a constant value."""
+        result = metadata(node)[0]
+        return Value(
+            result.shape, result.dtype, const=Const(lambda: self.evaluate(node), self._key(node))
+        )
+
+    def evaluate(self, node: torch.fx.Node) -> Any:
+        """Runs a constant node in PyTorch."""
+        if node.op == "placeholder":
+            return self.constants[node.name]
+        if node.op == "get_attr":
+            return _attribute(node)
+        if node in self._made:
+            return self._made[node]
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.evaluate)
+        op = aten_op(node.target) or node.target
+        with torch.no_grad():
+            made = op(*args, **kwargs)
+        if isinstance(made, torch.Tensor) and made.numel() <= 4096:
+            self._made[node] = made
+        return made
+
+    def _key(self, node: torch.fx.Node) -> object:
+        """Equal for tensors that share their storage, as tied weights do."""
+        if node.op == "placeholder" and node.name in self.constants:
+            t = self.constants[node.name]
+            return ("storage", _storage(t), t.storage_offset(), tuple(t.shape), t.stride(), t.dtype)
+        return node
+
+
+def _storage(t: torch.Tensor) -> object:
+    try:
+        return t.untyped_storage().data_ptr() or id(t)
+    except RuntimeError:  # a fake tensor has no storage
+        return id(t)
+
+
+def _attribute(node: torch.fx.Node) -> Any:
+    module = node.graph.owning_module
+    for part in str(node.target).split("."):
+        module = getattr(module, part)
+    return module
+
+
+def constant_nodes(
+    graph: torch.fx.Graph, constant_placeholders: set[str]
+) -> dict[torch.fx.Node, None]:
+    """The nodes of `graph` that depend on no run-time input, in graph order."""
+    found: dict[torch.fx.Node, None] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            if node.name in constant_placeholders:
+                found[node] = None
+        elif node.op == "get_attr":
+            if isinstance(_attribute(node), torch.Tensor):
+                found[node] = None
+        elif node.op == "call_function" and all(i in found for i in node.all_input_nodes):
+            op = aten_op(node.target)
+            if node.target is operator.getitem or (op is not None and _is_foldable(op)):
+                found[node] = None
+    return found
+
+
+def _is_foldable(op: torch._ops.OpOverload) -> bool:
+    return op.namespace in ("aten", "dim_order_ops", "quantized_decomposed") and not (
+        op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags
+    )
+
+
+def constant_tensors(ep: ExportedProgram, mutated: set[str]) -> dict[str, torch.Tensor]:
+    """Placeholder name to tensor, for every parameter, constant and buffer that nobody writes."""
+    found = {}
+    for spec in ep.graph_signature.input_specs:
+        if spec.target is None or spec.kind is InputKind.USER_INPUT or spec.target in mutated:
+            continue
+        t = ep.state_dict.get(spec.target)
+        t = ep.constants.get(spec.target) if t is None else t
+        if isinstance(t, torch.Tensor):
+            found[spec.arg.name] = t
+    return found
+
+
+def mutated_buffers(ep: ExportedProgram) -> set[str]:
+    """Fully qualified names of the buffers that the program writes."""
+    return {
+        s.target
+        for s in ep.graph_signature.output_specs
+        if s.kind is OutputKind.BUFFER_MUTATION and s.target is not None
+    }
+
+
+def build(ep: ExportedProgram, name: str, *, in_place: bool = True) -> Built:
+    """Builds the graph of one partition.
+
+    Args:
+        ep: the partition.  Its BUFFER inputs that are written are state; all other parameters,
+            buffers and constants are static data.
+        name: of the QNN graph.
+        in_place: bind input and output of a state to one address where that is sound; False
+            gives every state two regions (tests compare the two, bit by bit).
+
+    Raises:
+        LoweringError: a node has no QNN form (the partitioner should have kept it out).
+    """
+    return _PartitionBuilder(ep, name, in_place).run()
+
+
+class _PartitionBuilder:
+    def __init__(self, ep: ExportedProgram, name: str, in_place: bool) -> None:
+        self.ep = ep
+        self.b = Builder(name)
+        self.in_place = in_place
+        mutated = mutated_buffers(ep)
+        self.env = Environment(self.b, constant_tensors(ep, mutated))
+        self.mutated = mutated
+
+    def run(self) -> Built:
+        graph = self.ep.graph_module.graph
+        constants = constant_nodes(graph, set(self.env.constants))
+        specs = {s.arg.name: s for s in self.ep.graph_signature.input_specs}
+        inputs: list[IO] = []
+        reads: dict[str, Value] = {}
+        for node in graph.nodes:
+            try:
+                if node in constants:
+                    if isinstance(node.meta.get("val"), torch.Tensor) or node.op == "get_attr":
+                        self.env.values[node] = self._constant(node)
+                elif node.op == "placeholder":
+                    spec = specs[node.name]
+                    if spec.kind is InputKind.BUFFER and spec.target in self.mutated:
+                        assert spec.target is not None
+                        reads[spec.target] = self._state_input(node, spec.target)
+                    else:
+                        inputs.append(self._input(node))
+                elif node.op == "call_function":
+                    self._call(node)
+            except Refused as e:
+                raise LoweringError(
+                    f"node {node.name} ({node.target}) of graph {self.b.graph.name}: {e}"
+                ) from None
+        outputs, states = self._outputs(graph.output_node(), reads)
+        self._prune()
+        used = {t.name for t in self.b.graph.tensors}
+        inputs = [
+            io if io.name in used else IO("", io.torch_dtype, io.shape, io.dtype) for io in inputs
+        ]
+        return Built(self.b.graph, tuple(inputs), tuple(outputs), tuple(states))
+
+    def _constant(self, node: torch.fx.Node) -> Value:
+        if node.op == "get_attr" and "val" not in node.meta:
+            node.meta["val"] = _attribute(node)
+        return self.env.constant(node)
+
+    def _call(self, node: torch.fx.Node) -> None:
+        if node.target is operator.getitem:
+            source, index = node.args
+            self.env.values[node] = self.env[source][index]  # type: ignore[index]
+            return
+        values = lower_node(self.b, node, self.env.__getitem__)
+        many = isinstance(node.meta["val"], (list, tuple))
+        self.env.values[node] = values if many else values[0]
+
+    def _input(self, node: torch.fx.Node) -> IO:
+        result = metadata(node)[0]
+        dtype = boundary_dtype(result.torch_dtype)
+        value = self.b.input(node.name, result.shape, dtype)
+        assert value.tensor is not None
+        self.env.values[node] = self.b.cast(value, result.dtype)
+        return IO(value.tensor.name, result.torch_dtype, result.shape, dtype)
+
+    def _state_input(self, node: torch.fx.Node, fqn: str) -> Value:
+        result = metadata(node)[0]
+        value = self.b.input(f"{node.name}_in", result.shape, internal(result.torch_dtype))
+        self.env.values[node] = value
+        return value
+
+    def _outputs(
+        self, node: torch.fx.Node, reads: dict[str, Value]
+    ) -> tuple[list[IO], list[State]]:
+        outputs: list[IO] = []
+        states: list[State] = []
+        taken: set[int] = set()
+        written: dict[str, Tensor] = {}
+        args: Sequence[Any] = node.args[0]  # type: ignore[assignment]
+        for arg, spec in zip(args, self.ep.graph_signature.output_specs, strict=True):
+            value: Value = self.env[arg]
+            self.b.source = arg.name
+            if spec.kind is OutputKind.BUFFER_MUTATION:
+                assert spec.target is not None
+                written[spec.target] = self._as_output(value, value.dtype, f"{arg.name}_out", taken)
+            else:
+                result = metadata(arg)[0]
+                dtype = boundary_dtype(result.torch_dtype)
+                t = self._as_output(value, dtype, f"{arg.name}_out", taken)
+                outputs.append(IO(t.name, result.torch_dtype, result.shape, dtype))
+        for fqn, out in written.items():
+            states.append(self._state(fqn, reads.get(fqn), out))
+        return outputs, states
+
+    def _as_output(self, value: Value, dtype: DType, name: str, taken: set[int]) -> Tensor:
+        """`value` in an output tensor of its own."""
+        b = self.b
+        if value.is_const:
+            raise LoweringError(f"{name} of graph {b.graph.name} is a constant, not a result")
+        source = b.tensor(value)
+        if source.dtype is dtype and source.kind is Kind.NATIVE and id(source) not in taken:
+            source.kind = Kind.OUTPUT
+            taken.add(id(source))
+            return source
+        out = b.add_tensor(Tensor(b.unique(name), dtype, source.shape, Kind.OUTPUT))
+        # One op of its own, past the hash-consing: two outputs never share a tensor.
+        type_ = "Reshape" if source.dtype is dtype else "Cast"
+        b.graph.nodes.append(Node(b.unique(f"{type_}_to_{name}"), type_, [source], [out]))
+        taken.add(id(out))
+        return out
+
+    def _state(self, fqn: str, read: Value | None, out: Tensor) -> State:
+        buffer = self.ep.state_dict.get(fqn)
+        buffer = self.ep.constants[fqn] if buffer is None else buffer
+        dtype = internal(buffer.dtype)
+        consumers = [] if read is None else self._consumers(read.tensor)
+        source = read.tensor if read is not None and consumers else None
+        if source is None:
+            binding, why = Binding.WRITE_ONLY, "the graph never reads the old value"
+        else:
+            sound, why = aliasing_is_sound(self.b.graph, source, out)
+            sound = sound and self.in_place
+            binding = Binding.IN_PLACE if sound else Binding.DOUBLE_BUFFER
+        initial = None
+        if bool((buffer != 0).any()):
+            initial = to_array(buffer, dtype)
+        return State(
+            fqn,
+            buffer.dtype,
+            tuple(buffer.shape),
+            dtype,
+            source.name if source is not None else "",
+            out.name,
+            binding,
+            why,
+            initial,
+        )
+
+    def _consumers(self, tensor: Tensor | None) -> list[Node]:
+        return [n for n in self.b.graph.nodes if tensor in n.inputs]
+
+    def _prune(self) -> None:
+        """Drops nodes that no output needs, and tensors that no node uses."""
+        graph = self.b.graph
+        live = {id(t) for t in graph.of_kind(Kind.OUTPUT)}
+        kept = []
+        for node in reversed(graph.nodes):
+            if any(id(t) in live for t in node.outputs):
+                kept.append(node)
+                live.update(id(t) for t in node.inputs)
+                live.update(id(t) for t in node.outputs)
+                live.update(id(p) for p in node.params.values() if isinstance(p, Tensor))
+        graph.nodes = kept[::-1]
+        graph.tensors = [t for t in graph.tensors if id(t) in live]
+
+
+# Ops whose output element depends on the input element at the same place, and on nothing else of
+# that input.  Reading place p of the input is then always an ancestor of writing place p.
+_POINTWISE = frozenset(
+    {
+        "ElementWiseAdd",
+        "ElementWiseSubtract",
+        "ElementWiseMultiply",
+        "ElementWiseDivide",
+        "ElementWiseMaximum",
+        "ElementWiseMinimum",
+        "ElementWiseNeg",
+        "ElementWiseSelect",
+        "Relu",
+        "Tanh",
+        "Sigmoid",
+    }
+)
+# Ops that copy their first input and overwrite some places: sound as the only reader of it.
+_SCATTER = frozenset({"ScatterNd", "ScatterElements"})
+
+
+def aliasing_is_sound(graph: Graph, source: Tensor, out: Tensor) -> tuple[bool, str]:
+    """Whether one address may hold both `source` (the old value) and `out` (the new one).
+
+    It may if every read of `source` happens before the write of the same place of `out` in every
+    schedule that respects data dependencies.  That holds when `out` is a scatter into `source` that
+    has no other reader, or when every path from `source` leads to `out` through pointwise ops of
+    one shape.  Everything else gets two regions that are swapped.
+
+    Returns:
+        The verdict, and its reason in words.
+    """
+    if (source.shape, source.dtype, source.encoding) != (out.shape, out.dtype, out.encoding):
+        return False, f"{source.name} and {out.name} differ in shape, type or encoding"
+    users: dict[int, list[Node]] = {}
+    for node in graph.nodes:
+        for t in {id(t): t for t in node.inputs}.values():
+            users.setdefault(id(t), []).append(node)
+    readers = users.get(id(source), [])
+    if len(readers) == 1 and readers[0].type in _SCATTER and readers[0].outputs[0] is out:
+        node = readers[0]
+        if node.inputs[0] is source and all(t is not source for t in node.inputs[1:]):
+            return True, f"{node.name} writes its rows and nobody else reads the old value"
+    pending, seen = [source], {id(source)}
+    while pending:
+        t = pending.pop()
+        if t is out:
+            continue
+        if t is not source and t.kind is Kind.OUTPUT:
+            return False, f"{t.name} is an output that is computed from the old value"
+        if not users.get(id(t)):
+            return False, f"{t.name} is computed from the old value and not needed for the new one"
+        for node in users[id(t)]:
+            result = node.outputs[0]
+            if node.type not in _POINTWISE or result.shape != source.shape:
+                return False, f"{node.name} ({node.type}) reads the old value, not place by place"
+            if id(result) not in seen:
+                seen.add(id(result))
+                pending.append(result)
+    return True, "the new value is computed place by place from the old one"
+
+
+Validate = Callable[[Sequence[Node]], Sequence[str | None]]

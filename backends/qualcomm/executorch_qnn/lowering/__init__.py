@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""From PyTorch modules to ExecuTorch programs with QNN delegates."""
+
+from .lower import lower, to_edge_transform_and_lower
+from .program import Program
+
+__all__ = ["Program", "lower", "to_edge_transform_and_lower"]

@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`lower`: export, one functionalising retrace, partition, compile, edge, in this order."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager
+from executorch.exir.backend.backend_api import (
+    MethodProgramsPartitionerSpec,
+    to_backend,
+    validation_disabled,
+)
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from executorch.exir.program._program import _generate_edge_program
+from torch.export import ExportedProgram
+
+from ..aliasing import drop_idle_guards, guard_updates
+from ..compile.build import constant_nodes, constant_tensors, mutated_buffers
+from ..compile.compiler import CompileWorker, GraphRefused
+from ..errors import LoweringError, UnsupportedOp
+from ..ops.registry import aten_op, table
+from ..partition import QnnPartitioner
+from ..target import Target
+from .decompose import functionalise, open_node, refresh_outputs
+from .program import Program
+
+Module: TypeAlias = torch.nn.Module
+Inputs: TypeAlias = Sequence[Any]
+
+_MAX_SPLITS = 64
+
+
+def lower(
+    model: Module | Mapping[str, tuple[Module, Inputs]],
+    example_inputs: Inputs | None = None,
+    *,
+    target: Target | str,
+    quantize: str | None = None,
+    calibration: Any = None,
+    dynamic_shapes: Any = None,
+    fallback: str = "cpu",
+    state_update: str = "auto",
+    constant_methods: Mapping[str, Any] | None = None,
+    qnn_libraries: str | os.PathLike[str] | None = None,
+    in_place: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> Program:
+    """Lowers a model, or several methods over one state, to a program for QNN.
+
+    Args:
+        model: a module in eval mode, or `{method: (module, example_inputs)}`.
+        example_inputs: of `model`, when that is a module.
+        target: the SoC to compile for.
+        fallback: `"cpu"` runs what QNN refuses on the CPU and reports it; `"error"` raises.
+        state_update: `"auto"` or `"scatter"`.
+        constant_methods: methods of the program that return a constant.
+        qnn_libraries: folder of the QNN libraries; searched for when `None`.
+        in_place: bind state in place where that is sound; `False` gives each buffer two regions.
+        progress: called with the name of each stage as it starts.
+
+    Raises:
+        UnsupportedOp: with `fallback="error"`, an op would run on the CPU.
+        LibraryNotFound: there is no QNN library.
+        LoweringError: the model cannot be exported or compiled.
+    """
+    if fallback not in ("cpu", "error"):
+        raise ValueError(f"fallback is 'cpu' or 'error', not {fallback!r}")
+    if quantize is not None or calibration is not None:
+        raise LoweringError(
+            f"quantize={quantize!r} is not supported yet: this version lowers to fp16"
+        )
+    if state_update not in ("auto", "scatter"):
+        raise LoweringError(
+            f"state_update={state_update!r} is not supported yet: use 'auto' or 'scatter'"
+        )
+    methods = _methods(model, example_inputs)
+    stage = _Stages(progress)
+    target = target if isinstance(target, Target) else Target(target)
+    lowering = _Lowering(target, qnn_libraries, in_place, fallback, stage)
+    with stage("export"):
+        exported = {
+            name: _export(module, inputs, dynamic_shapes, name)
+            for name, (module, inputs) in methods.items()
+        }
+    return lowering.run(exported, constant_methods or {})
+
+
+def to_edge_transform_and_lower(
+    programs: ExportedProgram | dict[str, ExportedProgram],
+    transform_passes: Any = None,
+    partitioner: list[Partitioner] | dict[str, list[Partitioner]] | None = None,
+    constant_methods: dict[str, Any] | None = None,
+    compile_config: EdgeCompileConfig | None = None,
+    generate_etrecord: bool = False,
+) -> EdgeProgramManager:
+    """ExecuTorch's entry point of the same name and signature."""
+    from executorch.exir import to_edge_transform_and_lower as stock
+
+    return stock(
+        programs,
+        transform_passes=transform_passes,
+        partitioner=partitioner,
+        constant_methods=constant_methods,
+        compile_config=compile_config,
+        generate_etrecord=generate_etrecord,
+    )
+
+
+def _methods(
+    model: Module | Mapping[str, tuple[Module, Inputs]], example_inputs: Inputs | None
+) -> dict[str, tuple[Module, tuple[Any, ...]]]:
+    if isinstance(model, Mapping):
+        if not model:
+            raise ValueError("there is no method to lower")
+        return {name: (module, tuple(inputs)) for name, (module, inputs) in model.items()}
+    if example_inputs is None:
+        raise ValueError("example_inputs are needed to export a module")
+    return {"forward": (model, tuple(example_inputs))}
+
+
+def _export(
+    module: Module, inputs: tuple[Any, ...], dynamic_shapes: Any, name: str
+) -> ExportedProgram:
+    try:
+        with torch.no_grad():
+            return torch.export.export(
+                module, inputs, dynamic_shapes=dynamic_shapes, strict=False
+            )
+    except Exception as e:
+        raise LoweringError(f"torch.export cannot export method {name!r}: {e}") from e
+
+
+class _Stages:
+    """Names and times the stages of a lowering."""
+
+    def __init__(self, progress: Callable[[str], None] | None) -> None:
+        self.progress = progress
+        self.cpu_s: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        if self.progress is not None:
+            self.progress(name)
+        start = time.process_time()
+        try:
+            yield
+        finally:
+            self.cpu_s[name] = self.cpu_s.get(name, 0.0) + time.process_time() - start
+
+
+class _Tagged(Partitioner):  # type: ignore[misc]
+    """Hands ExecuTorch the tags that were decided before."""
+
+    def __init__(self, tags: dict[str, DelegationSpec]) -> None:
+        super().__init__()
+        self.tags = tags
+
+    def partition(self, ep: ExportedProgram) -> PartitionResult:
+        return PartitionResult(tagged_exported_program=ep, partition_tags=self.tags)
+
+
+class _Lowering:
+    def __init__(
+        self,
+        target: Target,
+        qnn_libraries: str | os.PathLike[str] | None,
+        in_place: bool,
+        fallback: str,
+        stage: _Stages,
+    ) -> None:
+        self.target = target
+        self.qnn_libraries = qnn_libraries
+        self.in_place = in_place
+        self.fallback = fallback
+        self.stage = stage
+        self.kept = {op for op, row in table().items() if row.keep}
+
+    def run(
+        self, exported: dict[str, ExportedProgram], constant_methods: Mapping[str, Any]
+    ) -> Program:
+        mutated = set().union(*(mutated_buffers(ep) for ep in exported.values()))
+        with self.stage("decompose"):
+            programs = {}
+            for name, ep in exported.items():
+                programs[name] = functionalise(ep, self.kept)
+                guard_updates(programs[name])
+        mutated = mutated.union(*(mutated_buffers(ep) for ep in programs.values()))
+        partitioners = {
+            name: QnnPartitioner(
+                self.target, qnn_libraries=self.qnn_libraries, in_place=self.in_place
+            )
+            for name in programs
+        }
+        for name, p in partitioners.items():
+            p.mutated = mutated
+            p.data = programs[name].state_dict
+        lowered = self._delegate(programs, partitioners)
+        with self.stage("edge"):
+            config = EdgeCompileConfig(_check_ir_validity=False)
+            edge = {}
+            for name, ep in lowered.items():
+                drop_idle_guards(ep)
+                edge[name] = _generate_edge_program(config, ep)
+            manager = EdgeProgramManager(edge, dict(constant_methods), config)
+        plans = {name: p.plan for name, p in partitioners.items()}
+        return Program(manager, exported, plans, self.target, self.stage.cpu_s)
+
+    def _delegate(
+        self, programs: dict[str, ExportedProgram], partitioners: dict[str, QnnPartitioner]
+    ) -> dict[str, ExportedProgram]:
+        for _ in range(_MAX_SPLITS):
+            tags = {}
+            with (
+                self.stage("partition"),
+                CompileWorker(self.target, self.qnn_libraries) as worker,
+            ):
+                for name, ep in programs.items():
+                    tags[name] = self._partition(ep, partitioners[name], worker)
+            self._check_fallback(partitioners)
+            spec = MethodProgramsPartitionerSpec(
+                programs, {name: _Tagged(t) for name, t in tags.items()}
+            )
+            try:
+                with self.stage("compile"), validation_disabled():
+                    return dict(to_backend(spec))
+            except GraphRefused as e:
+                self._split(e, partitioners)
+        raise LoweringError(
+            f"QNN refused the model even when it was cut into {_MAX_SPLITS} pieces"
+        )
+
+    def _partition(
+        self, ep: ExportedProgram, partitioner: QnnPartitioner, worker: CompileWorker
+    ) -> dict[str, DelegationSpec]:
+        """Tags `ep`; kept ops that nobody takes are opened, and their pieces are offered."""
+        while True:
+            for node in ep.graph.nodes:
+                node.meta.pop("delegation_tag", None)
+            tags = partitioner.tag(ep, worker)
+            left = [
+                n
+                for n in ep.graph.nodes
+                if n.op == "call_function"
+                and aten_op(n.target) in self.kept
+                and "delegation_tag" not in n.meta
+                and _can_open(n)
+            ]
+            if not left:
+                break
+            for node in left:
+                open_node(ep.graph_module, node)
+            ep.graph_module.graph.eliminate_dead_code()
+            refresh_outputs(ep)
+            ep.graph_module.recompile()
+        _share_constants(ep, partitioner)
+        return tags
+
+    def _check_fallback(self, partitioners: dict[str, QnnPartitioner]) -> None:
+        if self.fallback != "error":
+            return
+        left = [
+            f"  {name}: {op.node} ({op.op}): {op.reason}"
+            for name, p in partitioners.items()
+            for op in p.plan.cpu_ops
+        ]
+        if left:
+            raise UnsupportedOp(
+                "these ops would run on the CPU, and fallback='error' forbids it "
+                "(use fallback='cpu' to allow it):\n" + "\n".join(left)
+            )
+
+    def _split(self, refused: GraphRefused, partitioners: dict[str, QnnPartitioner]) -> None:
+        """Cuts the partition behind a refused graph in two; a single node goes to the CPU."""
+        method, _, index = refused.graph.rpartition("_")
+        if method not in partitioners:
+            raise refused
+        p = partitioners[method]
+        names = p.plan.partitions[list(p.plan.partitions)[int(index)]]
+        if len(names) == 1:
+            p.refused[names[0]] = f"QNN's compiler refuses it: {refused.reason}"
+            return
+        low = p.epochs.get(names[0], 0.0)
+        above = [e for e in p.epochs.values() if e > low]
+        high = min(above, default=low + 1.0)
+        for name in names:
+            p.epochs[name] = low
+        for name in names[len(names) // 2 :]:
+            p.epochs[name] = (low + high) / 2
+
+
+def _can_open(node: torch.fx.Node) -> bool:
+    op = aten_op(node.target)
+    return op is not None and (
+        op._can_decompose() or op in torch.export.default_decompositions()
+    )
+
+
+def _share_constants(ep: ExportedProgram, partitioner: QnnPartitioner) -> None:
+    """Gives each partition its own copy of the constant nodes that it uses.
+
+    Constants are folded where they are used; a copy costs a node now and no byte later, because
+    equal constants become one static tensor.
+    """
+    constants = constant_nodes(
+        ep.graph, set(constant_tensors(ep, partitioner.mutated | mutated_buffers(ep)))
+    )
+    graph = ep.graph_module.graph
+    for node in reversed(list(constants)):
+        if node.op == "placeholder" or "delegation_tag" in node.meta:
+            continue
+        for tag in {u.meta["delegation_tag"] for u in node.users if "delegation_tag" in u.meta}:
+            with graph.inserting_before(node):
+                copy = graph.node_copy(node)
+            copy.meta = {**node.meta, "delegation_tag": tag}
+            for user in list(node.users):
+                if user.meta.get("delegation_tag") == tag:
+                    user.replace_input_with(node, copy)
+        if not node.users:
+            graph.erase_node(node)
+    for node in ep.graph.nodes:
+        if node.op == "placeholder" and node in constants:
+            tags = {u.meta["delegation_tag"] for u in node.users if "delegation_tag" in u.meta}
+            if tags:
+                node.meta["delegation_tag"] = min(tags)
+    ep.graph_module.recompile()
+
+

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A lowered program: saves itself as a `.pte`, and reports what became of the model."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig, ExecutorchProgramManager
+from executorch.exir.lowered_backend_module import get_lowered_backend_modules
+from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from ..compile.backend import DelegateInfo
+from ..partition import Ownership, Plan
+from ..report import CpuOpReport, DelegateReport, MethodReport, Report, StateReport
+from ..target import Target
+
+META_KEY = "executorch_qnn.meta"
+
+
+class Program:
+    """What `lower` returns.
+
+    Attributes:
+        edge: ExecuTorch's manager of the delegated program.
+        fake_quantized: `{method: module}` for a quantized program, else `None`.
+    """
+
+    def __init__(
+        self,
+        edge: EdgeProgramManager,
+        exported: Mapping[str, ExportedProgram],
+        plans: Mapping[str, Plan],
+        target: Target,
+        cpu_s: Mapping[str, float],
+    ) -> None:
+        self.edge = edge
+        self.target = target
+        self.fake_quantized: dict[str, torch.nn.Module] | None = None
+        self._exported = exported
+        self._plans = plans
+        self._cpu_s = dict(cpu_s)
+        edge._named_data_store.add_named_data(META_KEY, self._meta())
+        hosts = [o.fqn for p in plans.values() for o in p.owners if o.owner == "host"]
+        passes = [InitializedMutableBufferPass(sorted(set(hosts)))] if hosts else []
+        self.executorch: ExecutorchProgramManager = edge.to_executorch(
+            ExecutorchBackendConfig(passes=passes)
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the `.pte`; an existing file is replaced only by a complete one."""
+        target = Path(path)
+        fd, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(fd, "wb") as f:
+                self.executorch.write_to_file(f)
+                f.flush()
+                os.fsync(f.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    @cached_property
+    def delegates(self) -> dict[str, list[DelegateInfo]]:
+        """What each method's delegates are, in the order of their calls."""
+        found: dict[str, list[DelegateInfo]] = {}
+        for name in self.edge.methods:
+            modules = get_lowered_backend_modules(
+                self.edge.exported_program(name).graph_module
+            )
+            found[name] = [
+                m.meta["_delegate_info_meta"] for m in modules if m.backend_id == "QnnDelegate"
+            ]
+        return found
+
+    @cached_property
+    def report(self) -> Report:
+        """What was delegated, what runs on the CPU and why, where each mutable buffer lives."""
+        methods = {name: self._method(name, infos) for name, infos in self.delegates.items()}
+        compile_s = max((i.compile_cpu_s for m in self.delegates.values() for i in m), default=0.0)
+        return Report(self.target.name, methods, self._cpu_s, compile_s)
+
+    def _method(self, name: str, infos: list[DelegateInfo]) -> MethodReport:
+        plan = self._plans[name]
+        delegates = [
+            DelegateReport(
+                graph=i.graph,
+                nodes=i.nodes,
+                qnn_ops=i.stats.ops,
+                inputs=len(i.inputs),
+                outputs=len(i.outputs),
+                states=len(i.states),
+                finalize_s=i.stats.finalize_s,
+                ddr_read_bytes=i.stats.ddr_read,
+                ddr_write_bytes=i.stats.ddr_write,
+                static_bytes=i.static_bytes,
+                context_bytes=i.context_bytes,
+            )
+            for i in infos
+        ]
+        cpu_ops = [CpuOpReport(op.node, op.op, op.reason) for op in plan.cpu_ops]
+        return MethodReport(delegates, cpu_ops, [self._state(name, o, infos) for o in plan.owners])
+
+    def _state(self, method: str, owner: Ownership, infos: list[DelegateInfo]) -> StateReport:
+        buffer = _buffer(self._exported[method], owner.fqn)
+        dtype = str(buffer.dtype).removeprefix("torch.")
+        for info in infos:
+            for s in info.states:
+                if s.fqn == owner.fqn:
+                    return StateReport(
+                        fqn=s.fqn,
+                        shape=s.shape,
+                        dtype=dtype,
+                        stored=s.dtype.name.lower(),
+                        nbytes=buffer.numel() * s.dtype.itemsize,
+                        owner="delegate",
+                        binding=s.binding.name.lower(),
+                        reason=s.why,
+                    )
+        return StateReport(
+            fqn=owner.fqn,
+            shape=tuple(buffer.shape),
+            dtype=dtype,
+            stored=dtype,
+            nbytes=buffer.numel() * buffer.element_size(),
+            owner=owner.owner,
+            binding="",
+            reason=owner.reason,
+        )
+
+    def _meta(self) -> bytes:
+        methods = {
+            name: {
+                "in_spec": pytree.treespec_dumps(ep.call_spec.in_spec),
+                "out_spec": pytree.treespec_dumps(ep.call_spec.out_spec),
+            }
+            for name, ep in self._exported.items()
+        }
+        return json.dumps({"version": 1, "target": self.target.name, "methods": methods}).encode()
+
+
+def _buffer(ep: ExportedProgram, fqn: str) -> torch.Tensor:
+    found = ep.state_dict.get(fqn)
+    tensor = ep.constants[fqn] if found is None else found
+    assert isinstance(tensor, torch.Tensor)
+    return tensor

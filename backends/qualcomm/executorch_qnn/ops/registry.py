@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The op table: which ATen op becomes which QNN ops.
+
+A row is a function of a few lines, filed by family::
+
+    @lowers(aten.neg.default)
+    def neg(b: Builder, x: Value) -> Value:
+        return b.op("ElementWiseNeg", [x])
+
+Arguments come in the order of the ATen schema with defaults filled in: tensors as `Value`,
+everything else as it stands in the graph.  The function returns one `Value` per output, or raises
+`Refused` with a reason; the node then stays on the CPU and the reason stands in the report.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch._ops import OpOverload
+
+from .builder import Builder, Refused, Result, Value
+
+Lowered: TypeAlias = Value | Sequence[Value]
+Rule: TypeAlias = Callable[..., Lowered]
+F = TypeVar("F", bound=Rule)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table.
+
+    Attributes:
+        keep: the op is composite and is lowered whole: it must not be decomposed first.
+        family: the module that it is filed in.
+    """
+
+    rule: Rule
+    keep: bool
+    family: str
+
+
+TABLE: dict[OpOverload, Row] = {}
+
+
+def lowers(*targets: OpOverload, keep: bool = False) -> Callable[[F], F]:
+    """Files a function as the lowering of `targets`; with `keep`, they are kept whole."""
+
+    def add(rule: F) -> F:
+        for target in targets:
+            if target in TABLE:
+                raise ValueError(f"{target} has two rows in the op table")
+            TABLE[target] = Row(rule, keep, rule.__module__.rpartition(".")[2])
+        return rule
+
+    return add
+
+
+@functools.cache
+def table() -> dict[OpOverload, Row]:
+    """The whole table, every family loaded."""
+    from . import conv, elementwise, index, layout, matmul, norm, reduction  # noqa: F401
+
+    return TABLE
+
+
+def aten_op(target: Any) -> OpOverload | None:
+    """The ATen overload behind a node's target, whether the graph is ATen or edge dialect."""
+    if isinstance(target, OpOverload):
+        return target
+    op = getattr(target, "_op", None)  # an edge op wraps an ATen one
+    return op if isinstance(op, OpOverload) else None
+
+
+def metadata(node: torch.fx.Node) -> list[Result]:
+    """Shapes and types of a node's outputs.
+
+    Raises:
+        Refused: an output is not a tensor of static shape.
+    """
+    val = node.meta.get("val")
+    results = []
+    for v in val if isinstance(val, (list, tuple)) else [val]:
+        if not isinstance(v, torch.Tensor):
+            raise Refused(f"its result is {type(v).__name__}, not a tensor")
+        if any(not isinstance(s, int) for s in v.shape):
+            raise Refused(f"its shape {tuple(v.shape)} is dynamic; QNN graphs are static")
+        results.append(Result(tuple(int(s) for s in v.shape), v.dtype))
+    return results
+
+
+def lower_node(b: Builder, node: torch.fx.Node, env: Callable[[torch.fx.Node], Any]) -> list[Value]:
+    """Emits `node` into `b` and returns its values, one per output.
+
+    Args:
+        env: gives the `Value` (or list of values) of a node that was emitted before.
+
+    Raises:
+        Refused: the op is not in the table, or not in this form.
+    """
+    op = aten_op(node.target)
+    row = table().get(op) if op is not None else None
+    if op is None or row is None:
+        raise Refused(f"{op or node.target} is not in the op table")
+    b.results = metadata(node)
+    b.source = node.name
+    for r in b.results:
+        r.dtype  # noqa: B018 - refuses types that HTP does not have
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), env)
+    values = row.rule(b, *_bind(op, args, kwargs))
+    out = [values] if isinstance(values, Value) else list(values)
+    for v, r in zip(out, b.results, strict=True):
+        if v.shape != r.shape or v.dtype is not r.dtype:
+            raise AssertionError(
+                f"the lowering of {op} gives {v.dtype.name}{list(v.shape)}, "
+                f"the graph says {r.dtype.name}{list(r.shape)}"
+            )
+    return out
+
+
+def _bind(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """All arguments in schema order, defaults filled in."""
+    bound: list[Any] = []
+    for i, arg in enumerate(op._schema.arguments):
+        if i < len(args):
+            bound.append(args[i])
+        elif arg.name in kwargs:
+            bound.append(kwargs[arg.name])
+        else:
+            bound.append(arg.default_value)
+    return bound
+
+
+def is_getitem(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and node.target is operator.getitem
