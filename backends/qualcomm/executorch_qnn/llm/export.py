@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A checkpoint lowered into a program that follows ExecuTorch's convention for language models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import LoweringError
+from ..target import Target
+from .decoder import Decoder
+from .tokenizer import Tokenizer
+from .weights import load_model
+
+if TYPE_CHECKING:
+    from ..lowering import Program
+
+
+def example_inputs(tokens: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs of a `Decoder` for so many tokens at a time."""
+    return torch.zeros(1, tokens, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+
+
+def constant_methods(decoder: Decoder, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What a runner asks a program before it runs it, by ExecuTorch's names."""
+    constants = {
+        "get_max_seq_len": decoder.max_seq_len,
+        "get_max_context_len": decoder.max_seq_len,
+        "get_vocab_size": decoder.config.vocab_size,
+        "get_eos_ids": sorted(tokenizer.eos_ids),
+        "use_kv_cache": True,
+        # One token at a time: the graph's shapes are fixed.
+        "enable_dynamic_shape": False,
+    }
+    if tokenizer.bos_id is not None:
+        constants["get_bos_id"] = tokenizer.bos_id
+    return constants
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A lowered decoder and its tokenizer."""
+
+    program: Program
+    tokenizer: Tokenizer
+
+    def save(self, file: Path) -> list[Path]:
+        """Writes `NAME.pte` and its tokenizer beside it; returns all paths, the program first."""
+        self.program.save(str(file))
+        return [file, *self.tokenizer.save(file)]
+
+
+def export(
+    model: str | Path,
+    *,
+    target: Target,
+    max_seq_len: int = 512,
+    layers: int | None = None,
+    prefill: Sequence[int] = (),
+    quantize: str | None = None,
+    qnn_libraries: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> LanguageModel:
+    """Lowers a decoder with its key/value cache kept in place on the NPU.
+
+    Args:
+        model: a folder in Hugging Face's layout, a `.gguf` file, or the name of a packaged model
+            (`smollm2-135m`).
+        target: the chip to compile for.
+        max_seq_len: positions of the cache, so the longest prompt and answer together.
+        layers: keep the first so many layers only.
+        prefill: sizes of extra methods that take so many tokens at once. Not supported yet.
+        quantize: name of a quantization. Not supported yet: weights and cache are float16.
+        qnn_libraries: folder of the QNN libraries; searched for if None.
+        progress: called with the name of each stage as it starts.
+
+    Raises:
+        LoweringError: the checkpoint is not usable, an option is not supported, or QNN refuses the
+            model.
+    """
+    if prefill:
+        raise LoweringError(
+            "prefill methods are not supported yet: they need a cache shared between methods. "
+            "Without them prompts are read token by token"
+        )
+    if quantize is not None:
+        raise LoweringError(f"quantization ({quantize}) is not supported yet: export in float16")
+    import executorch_qnn as qnn
+
+    stage = progress or (lambda name: None)
+    stage("loading the checkpoint")
+    decoder, tokenizer = load_model(model, max_seq_len=max_seq_len, layers=layers)
+    program = qnn.lower(
+        decoder,
+        example_inputs(),
+        target=target,
+        constant_methods=constant_methods(decoder, tokenizer),
+        qnn_libraries=qnn_libraries,
+        progress=progress,
+    )
+    return LanguageModel(program, tokenizer)
