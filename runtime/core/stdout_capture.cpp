@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "core/stdout_capture.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+
+namespace executorch_qnn {
+namespace {
+
+std::mutex g_capture_mutex;
+std::atomic<int> g_diagnostics_fd{-1};
+
+// A descriptor above the standard three: with stdout closed, open() could hand out 1 itself.
+int above_standard(int fd) {
+  if (fd < 0 || fd > 2) return fd;
+  int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+  close(fd);
+  return moved;
+}
+
+int open_target() {
+  if (int fd = g_diagnostics_fd; fd >= 0) return fcntl(fd, F_DUPFD_CLOEXEC, 3);
+  int fd = above_standard(memfd_create("qnn-stdout", MFD_CLOEXEC));
+  return fd >= 0 ? fd : above_standard(open("/dev/null", O_RDWR | O_CLOEXEC));
+}
+
+}  // namespace
+
+StdoutCapture::StdoutCapture() : lock_(g_capture_mutex) {
+  target_ = open_target();
+  if (target_ < 0) return;
+  fflush(stdout);
+  start_ = lseek(target_, 0, SEEK_END);
+  saved_ = fcntl(1, F_DUPFD_CLOEXEC, 3);
+  dup2(target_, 1);
+}
+
+StdoutCapture::~StdoutCapture() { finish(); }
+
+std::string StdoutCapture::finish() {
+  std::string text;
+  if (target_ < 0) return text;
+  fflush(stdout);
+  if (saved_ >= 0) {
+    dup2(saved_, 1);
+    close(saved_);
+  } else {
+    close(1);
+  }
+  char buffer[4096];
+  ssize_t count;
+  off_t position = start_;
+  while ((count = pread(target_, buffer, sizeof buffer, position)) > 0) {
+    text.append(buffer, static_cast<size_t>(count));
+    position += count;
+  }
+  close(target_);
+  target_ = -1;
+  lock_.unlock();
+  return text;
+}
+
+bool set_diagnostics_file(const std::string& path) {
+  std::lock_guard<std::mutex> lock(g_capture_mutex);
+  int fd = -1;
+  if (!path.empty()) {
+    fd = above_standard(open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+    if (fd < 0) return false;
+    // Text that waits in a buffer would be lost in the crash that it explains.
+    setvbuf(stdout, nullptr, _IOLBF, 0);
+  }
+  int previous = g_diagnostics_fd.exchange(fd);
+  if (previous >= 0) close(previous);
+  return true;
+}
+
+int diagnostics_fd() { return g_diagnostics_fd; }
+
+}  // namespace executorch_qnn
