@@ -120,5 +120,5 @@ def _run(args: argparse.Namespace, out: Output) -> None:
             "target": target.name,
             "report": json.loads(program.report.to_json()),
         },
-        f"{program.report}\nwrote {output}, {human_bytes(size)}",
+        f"{program.report.to_text()}\nwrote {output}, {human_bytes(size)}",
     )
