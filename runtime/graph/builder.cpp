@@ -254,6 +254,10 @@ Status GraphBuilder::check_open() const {
   return {ErrorKind::kInvalid, "graph " + name_ + " is finalized"};
 }
 
+namespace {
+constexpr uint64_t kMaxParameterBytes = 4096;
+}  // namespace
+
 Result<uint32_t> GraphBuilder::add_tensor(TensorSpec spec, const void* data, uint64_t size) {
   std::lock_guard<std::mutex> lock(context_->mutex_);
   ETQNN_TRY(check_open());
@@ -278,13 +282,19 @@ Result<uint32_t> GraphBuilder::add_tensor(TensorSpec spec, const void* data, uin
   ETQNN_TRY(context_->library().check(error, action.c_str(), log));
   tensor.set_id(view.v1.id);
   tensors_.push_back(std::move(tensor));
+  const void* kept = nullptr;
+  if (is_static && size <= kMaxParameterBytes) {
+    const auto* bytes = static_cast<const uint8_t*>(data);
+    kept = parameters_.emplace_back(bytes, bytes + size).data();
+  }
+  data_.push_back(kept);
   return static_cast<uint32_t>(tensors_.size() - 1);
 }
 
 Status GraphBuilder::add_node(const NodeSpec& node) {
   std::lock_guard<std::mutex> lock(context_->mutex_);
   ETQNN_TRY(check_open());
-  ETQNN_ASSIGN(OpView view, OpView::make(tensors_, {}, node));
+  ETQNN_ASSIGN(OpView view, OpView::make(tensors_, data_, node));
   ETQNN_TRY(context_->backend_->validate(view.config()));
   LogCapture log;
   abi::Error error = context_->api().graph_add_node(handle_, view.config());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -128,6 +129,10 @@ class ETQNN_API GraphBuilder {
   std::string name_;
   abi::Handle handle_ = nullptr;
   std::vector<Tensor> tensors_;
+  // Validators read small static data (permutations, ranges, axes): copies of it, and a pointer per
+  // tensor, null for all others. A deque, so that the copies never move.
+  std::deque<std::vector<uint8_t>> parameters_;
+  std::vector<const void*> data_;
   bool finalized_ = false;
 };
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ from ..target import Target
 from .build import IO, Binding, Built, State, build
 from .compiler import CompileWorker
 from .ir import DType
+from .messages import GraphStats
 from .payload import IOEntry, Payload, StateEntry
-from .worker import GraphStats
 
 _DATA_ALIGNMENT = 64
 
@@ -124,7 +125,7 @@ class QnnDelegate(BackendDetails):  # type: ignore[misc]
                 opened = worker.opened
             context = FileBackedData(path, cleanup=True, sha256=compiled.sha256)
         except BaseException:
-            os.remove(path)
+            Path(path).unlink()
             raise
         key = f"qnn_context_{compiled.sha256.hex()[:32]}"
         results: dict[str, list[PreprocessResult]] = {}
@@ -211,4 +212,4 @@ def _state_entry(state: State, store: NamedDataStore) -> StateEntry:
     )
 
 
-__all__ = ["Binding", "Built", "CompileOptions", "DelegateInfo", "DType", "QnnDelegate"]
+__all__ = ["Binding", "Built", "CompileOptions", "DType", "DelegateInfo", "QnnDelegate"]

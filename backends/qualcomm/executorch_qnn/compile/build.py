@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A partition (an ExportedProgram of ATen or edge ops) to a graph IR with its I/O and state tables."""
+"""A partition (an ExportedProgram of ATen or edge ops) to a graph, its I/O and its state table."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ..errors import LoweringError
-from ..ops.builder import Builder, Const, Refused, Value, internal, qnn_shape, to_array
+from ..ops.builder import Builder, Const, Refused, Value, internal, to_array
 from ..ops.registry import aten_op, lower_node, metadata
 from .ir import Array, DType, Graph, Kind, Node, ScaleOffset, Tensor
 
 # Floats cross the boundary as fp16 and are converted on the host: an in-graph Cast is not exact
-# there (it gives 1.00000012 for 1.0, and finite garbage for inf and NaN), and moves twice the bytes.
+# there (1.0 becomes 1.00000012, inf and NaN become finite garbage), and moves twice the bytes.
 _BOUNDARY: dict[torch.dtype, DType] = {
     torch.float32: DType.FLOAT16,
     torch.float64: DType.FLOAT16,

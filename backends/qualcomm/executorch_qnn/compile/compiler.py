@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 import subprocess
@@ -18,9 +17,10 @@ from typing import IO, Any
 import numpy as np
 
 from ..errors import LibraryNotFound, LoweringError
+from ..libraries import find
 from ..target import Target
 from .ir import FileSlice, Graph, LazyData, Node, Tensor
-from .worker import Compile, Compiled, Failed, Open, Opened, Validate, receive, send
+from .messages import Compile, Compiled, Failed, Open, Opened, Validate, receive, send
 
 _ALIGN = 64
 _INLINE = 4096
@@ -44,28 +44,6 @@ class _Crash(Exception):
     pass
 
 
-def library_folder(explicit: str | os.PathLike[str] | None = None) -> str:
-    """The folder of the QNN libraries: the argument, QNN_SDK_ROOT, onnxruntime-qnn, the system.
-
-    Raises:
-        LibraryNotFound: nowhere; the message lists where was looked and how to get them.
-    """
-    from .. import _native
-
-    path = None if explicit is None else os.fspath(explicit)
-    try:
-        found = _native.find_library(path, package_folders())
-    except _native.Error as e:
-        raise LibraryNotFound(str(e)) from None
-    return found[0][1]
-
-
-def package_folders() -> list[str]:
-    """Folders of installed Python packages that ship QNN libraries."""
-    spec = importlib.util.find_spec("onnxruntime_qnn")
-    return list(spec.submodule_search_locations or []) if spec else []
-
-
 class CompileWorker:
     """A worker process for one target.  Use as a context manager.
 
@@ -78,11 +56,9 @@ class CompileWorker:
         LoweringError: the library or its device for the target cannot be opened.
     """
 
-    def __init__(
-        self, target: Target, qnn_libraries: str | os.PathLike[str] | None = None
-    ) -> None:
+    def __init__(self, target: Target, qnn_libraries: str | os.PathLike[str] | None = None) -> None:
         self.target = target
-        self.folder = library_folder(qnn_libraries)
+        self.folder = str(find(qnn_libraries))
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
         self.opened = self._start()
@@ -138,7 +114,7 @@ class CompileWorker:
             GraphRefused: QNN refused a graph, or crashed on it.
         """
         with tempfile.TemporaryDirectory(prefix="executorch-qnn-") as folder:
-            write_static_data(graphs, os.path.join(folder, "static.bin"))
+            write_static_data(graphs, Path(folder) / "static.bin")
             try:
                 reply = self._ask(Compile(list(graphs), path, options or {}))
             except _Crash as crash:
@@ -157,7 +133,7 @@ class CompileWorker:
         with tempfile.TemporaryDirectory(prefix="executorch-qnn-") as folder:
             for graph in graphs:
                 try:
-                    self._ask(Compile([graph], os.path.join(folder, "context.bin"), options or {}))
+                    self._ask(Compile([graph], f"{folder}/context.bin", options or {}))
                 except _Crash:
                     self._restart()
                     return graph.name
@@ -167,9 +143,6 @@ class CompileWorker:
         read, child_write = os.pipe()
         child_read, write = os.pipe()
         self._log = tempfile.TemporaryFile(prefix="executorch-qnn-log-")  # noqa: SIM115
-        package_root = str(Path(__file__).resolve().parents[2])
-        env = dict(os.environ)
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, (package_root, env.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "executorch_qnn.compile.worker",
              str(child_read), str(child_write)],
@@ -177,7 +150,6 @@ class CompileWorker:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            env=env,
         )  # fmt: skip
         os.close(child_read)
         os.close(child_write)
@@ -220,12 +192,12 @@ class CompileWorker:
         return "\n".join(lines[-_LOG_LINES:]) or "(it logged nothing)"
 
 
-def write_static_data(graphs: Sequence[Graph], path: str) -> None:
+def write_static_data(graphs: Sequence[Graph], path: Path) -> None:
     """Moves the graphs' static data into one file; each tensor then refers to its slice.
 
     Lazy data is made here, tensor by tensor, so that no two of them are in memory at once.
     """
-    with open(path, "wb") as f:
+    with path.open("wb") as f:
         for tensor in _statics(graphs):
             data = tensor.data.make() if isinstance(tensor.data, LazyData) else tensor.data
             assert isinstance(data, np.ndarray), tensor.name
@@ -235,7 +207,7 @@ def write_static_data(graphs: Sequence[Graph], path: str) -> None:
             offset = -(-f.tell() // _ALIGN) * _ALIGN
             f.seek(offset)
             f.write(memoryview(np.ascontiguousarray(data)).cast("B"))
-            tensor.data = FileSlice(path, offset, data.nbytes)
+            tensor.data = FileSlice(str(path), offset, data.nbytes)
 
 
 def _statics(graphs: Sequence[Graph]) -> Iterator[Tensor]:

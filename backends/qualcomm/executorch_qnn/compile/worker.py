@@ -2,7 +2,7 @@
 """The compile worker: the only process that loads a QNN library ahead of time.
 
 Run as `python -m executorch_qnn.compile.worker IN OUT`, with two inherited file descriptors.
-Requests and replies are pickles behind a length.  QNN's compiler can crash; then this process
+QNN's compiler can crash; then this process
 dies, and its parent reports the last lines that it logged to stderr.  It imports no torch.
 """
 
@@ -11,102 +11,19 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import pickle
-import struct
 import sys
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import IO, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from .. import _native
-from .ir import Array, FileSlice, Graph, LazyData, Node, Scalar, Tensor
+from .ir import FileSlice, Graph, Node, Scalar, ScaleOffset, Tensor
+from .messages import Compile, Compiled, Failed, GraphStats, Open, Opened, Validate, receive, send
 
-LENGTH = struct.Struct("<Q")
-
-
-@dataclass(frozen=True)
-class Open:
-    """Opens the library and a device for one SoC; answers with `Opened`."""
-
-    folder: str
-    soc_model: int
-
-
-@dataclass(frozen=True)
-class Opened:
-    build_id: str
-    core_api: tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Validate:
-    """Asks QNN about nodes; answers with a list of reasons, `None` where a node is accepted."""
-
-    nodes: list[Node]
-
-
-@dataclass(frozen=True)
-class Compile:
-    """Compiles graphs into one context binary at `path`; answers with `Compiled`."""
-
-    graphs: list[Graph]
-    path: str
-    options: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class GraphStats:
-    """What QNN's finalize says of a graph: DDR bytes per execute, and its own seconds."""
-
-    finalize_s: float
-    ddr_read: int | None
-    ddr_write: int | None
-    spill: int | None
-    fill: int | None
-    ops: int
-
-
-@dataclass(frozen=True)
-class Compiled:
-    size: int
-    sha256: bytes
-    graphs: dict[str, GraphStats]
-    cpu_s: float
-
-
-@dataclass(frozen=True)
-class Failed:
-    """QNN refused; `graph` names the graph that it refused, if one."""
-
-    message: str
-    kind: str
-    graph: str = ""
-
-
-def send(stream: IO[bytes], message: object) -> None:
-    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    stream.write(LENGTH.pack(len(data)))
-    stream.write(data)
-    stream.flush()
-
-
-def receive(stream: IO[bytes]) -> Any:
-    """The next message.
-
-    Raises:
-        EOFError: the other side is gone.
-    """
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        raise EOFError
-    (n,) = LENGTH.unpack(head)
-    data = stream.read(n)
-    if len(data) < n:
-        raise EOFError
-    return pickle.loads(data)
+TensorArgs: TypeAlias = tuple[str, int, int, list[int], ScaleOffset | None, memoryview | None]
 
 
 class Compiler:
@@ -119,6 +36,7 @@ class Compiler:
     def handle(self, request: object) -> object:
         if isinstance(request, Open):
             library = _native.Library(request.folder)
+            _native.log_to("/dev/stderr")
             self.backend = _native.Backend(library, request.soc_model)
             return Opened(library.build_id, library.core_api)
         if isinstance(request, Validate):
@@ -127,27 +45,33 @@ class Compiler:
             return self._compile(request)
         raise TypeError(f"unknown request {type(request).__name__}")
 
-    def _data(self, tensor: Tensor) -> Array | memoryview | None:
-        data = tensor.data
-        if isinstance(data, FileSlice):
-            if data.path not in self.maps:
-                with open(data.path, "rb") as f:
-                    self.maps[data.path] = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
-            return memoryview(self.maps[data.path])[data.offset : data.offset + data.nbytes]
-        assert not isinstance(data, LazyData)
-        return data
-
-    def _add(self, graph: _native.Graph, tensor: Tensor) -> int:
-        data = self._data(tensor)
-        if isinstance(data, np.ndarray):
-            data = memoryview(np.ascontiguousarray(data)).cast("B")
-        return graph.add_tensor(
-            tensor.name, int(tensor.kind), int(tensor.dtype), list(tensor.shape), tensor.encoding, data
-        )
+    def _tensor(self, tensor: Tensor) -> TensorArgs:
+        """A tensor as the native module takes it; static data is handed over, not copied."""
+        data: memoryview | None = None
+        if isinstance(tensor.data, FileSlice):
+            path, start, size = tensor.data
+            if path not in self.maps:
+                with Path(path).open("rb") as f:
+                    self.maps[path] = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+            data = memoryview(self.maps[path])[start : start + size]
+        elif isinstance(tensor.data, np.ndarray):
+            data = np.ascontiguousarray(tensor.data).data.cast("B")
+        name, kind, dtype = tensor.name, int(tensor.kind), int(tensor.dtype)
+        return name, kind, dtype, list(tensor.shape), tensor.encoding, data
 
     def _validate(self, nodes: Sequence[Node]) -> list[str | None]:
         assert self.backend is not None
-        return [self.backend.validate(*describe(node)) for node in nodes]
+        return [self.backend.validate(self._detached(node)) for node in nodes]
+
+    def _detached(self, node: Node) -> tuple[Any, ...]:
+        """A node with its tensors, for a question that needs no graph."""
+        return (
+            node.name,
+            node.type,
+            [self._tensor(t) for t in node.inputs],
+            [self._tensor(t) for t in node.outputs],
+            _params(node, self._tensor),
+        )
 
     def _compile(self, request: Compile) -> Compiled | Failed:
         assert self.backend is not None
@@ -160,30 +84,22 @@ class Compiler:
                 return Failed(str(e), getattr(e, "kind", ""), graph.name)
         size = context.write_binary(request.path)
         digest = hashlib.sha256()
-        with open(request.path, "rb") as f:
+        with Path(request.path).open("rb") as f:
             while chunk := f.read(1 << 22):
                 digest.update(chunk)
         times = os.times()
         return Compiled(size, digest.digest(), stats, times.user + times.system)
 
-    def _build(
-        self, context: _native.Context, graph: Graph, options: dict[str, Any]
-    ) -> GraphStats:
+    def _build(self, context: _native.Context, graph: Graph, options: dict[str, Any]) -> GraphStats:
         g = context.graph(graph.name, options)
-        index = {id(t): self._add(g, t) for t in graph.tensors}
+        index = {id(t): g.add_tensor(*self._tensor(t)) for t in graph.tensors}
         for node in graph.nodes:
-            params: list[tuple[Any, ...]] = [
-                (key, "scalar", int(p.dtype), p.value)
-                if isinstance(p, Scalar)
-                else (key, "tensor", index[id(p)])
-                for key, p in node.params.items()
-            ]
             g.add_node(
                 node.name,
                 node.type,
                 [index[id(t)] for t in node.inputs],
                 [index[id(t)] for t in node.outputs],
-                params,
+                _params(node, lambda t: index[id(t)]),
             )
         done = g.finalize()
         ddr = done.get("ddr") or {}
@@ -197,9 +113,13 @@ class Compiler:
         )
 
 
-def describe(node: Node) -> tuple[Any, ...]:
-    """A node as `_native.Backend.validate` takes it."""
-    raise NotImplementedError
+def _params(node: Node, tensor: Callable[[Tensor], object]) -> list[tuple[Any, ...]]:
+    return [
+        (key, "scalar", int(p.dtype), p.value)
+        if isinstance(p, Scalar)
+        else (key, "tensor", tensor(p))
+        for key, p in node.params.items()
+    ]
 
 
 def main(argv: Sequence[str]) -> int:

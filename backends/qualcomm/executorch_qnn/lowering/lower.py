@@ -129,9 +129,7 @@ def _export(
 ) -> ExportedProgram:
     try:
         with torch.no_grad():
-            return torch.export.export(
-                module, inputs, dynamic_shapes=dynamic_shapes, strict=False
-            )
+            return torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as e:
         raise LoweringError(f"torch.export cannot export method {name!r}: {e}") from e
 
@@ -231,9 +229,7 @@ class _Lowering:
                     return dict(to_backend(spec))
             except GraphRefused as e:
                 self._split(e, partitioners)
-        raise LoweringError(
-            f"QNN refused the model even when it was cut into {_MAX_SPLITS} pieces"
-        )
+        raise LoweringError(f"QNN refused the model even when it was cut into {_MAX_SPLITS} pieces")
 
     def _partition(
         self, ep: ExportedProgram, partitioner: QnnPartitioner, worker: CompileWorker
@@ -296,9 +292,7 @@ class _Lowering:
 
 def _can_open(node: torch.fx.Node) -> bool:
     op = aten_op(node.target)
-    return op is not None and (
-        op._can_decompose() or op in torch.export.default_decompositions()
-    )
+    return op is not None and (op._can_decompose() or op in torch.export.default_decompositions())
 
 
 def _share_constants(ep: ExportedProgram, partitioner: QnnPartitioner) -> None:
@@ -329,5 +323,3 @@ def _share_constants(ep: ExportedProgram, partitioner: QnnPartitioner) -> None:
             if tags:
                 node.meta["delegation_tag"] = min(tags)
     ep.graph_module.recompile()
-
-

@@ -57,16 +57,17 @@ class Program:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the `.pte`; an existing file is replaced only by a complete one."""
         target = Path(path)
-        fd, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        temporary = Path(name)
         try:
             with os.fdopen(fd, "wb") as f:
                 self.executorch.write_to_file(f)
                 f.flush()
                 os.fsync(f.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, target)
+            temporary.chmod(0o644)
+            temporary.replace(target)
         except BaseException:
-            os.unlink(temporary)
+            temporary.unlink()
             raise
 
     @cached_property
@@ -74,9 +75,7 @@ class Program:
         """What each method's delegates are, in the order of their calls."""
         found: dict[str, list[DelegateInfo]] = {}
         for name in self.edge.methods:
-            modules = get_lowered_backend_modules(
-                self.edge.exported_program(name).graph_module
-            )
+            modules = get_lowered_backend_modules(self.edge.exported_program(name).graph_module)
             found[name] = [
                 m.meta["_delegate_info_meta"] for m in modules if m.backend_id == "QnnDelegate"
             ]

@@ -98,11 +98,7 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], None]:
         """The composite ops of this program that are delegated whole, wherever they occur."""
         kept = {op for op, row in table().items() if row.keep}
-        nodes = [
-            n
-            for n in ep.graph.nodes
-            if n.op == "call_function" and aten_op(n.target) in kept
-        ]
+        nodes = [n for n in ep.graph.nodes if n.op == "call_function" and aten_op(n.target) in kept]
         wanted = {op for n in nodes if (op := aten_op(n.target)) is not None}
         with CompileWorker(self.target, self.options.qnn_libraries) as worker:
             support = Support(ep, worker, self.mutated | mutated_buffers(ep), self.data)
@@ -122,9 +118,7 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         mutated = self.mutated | mutated_buffers(ep)
         support = Support(ep, worker, mutated, self.data)
         graph = ep.graph_module.graph
-        compute = [
-            n for n in graph.nodes if n.op == "call_function" and n not in support.constants
-        ]
+        compute = [n for n in graph.nodes if n.op == "call_function" and n not in support.constants]
         reasons = self._reasons(support, compute)
         levels = _levels(compute, {n for n in compute if reasons[n] is None})
         self.plan = Plan()
@@ -225,9 +219,7 @@ def _anchor(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
-def _levels(
-    nodes: list[torch.fx.Node], supported: set[torch.fx.Node]
-) -> dict[torch.fx.Node, int]:
+def _levels(nodes: list[torch.fx.Node], supported: set[torch.fx.Node]) -> dict[torch.fx.Node, int]:
     """Numbers such that delegated nodes of one number form a partition without cycles.
 
     Along every edge the number does not fall, and it rises where the edge crosses between NPU (even

@@ -63,13 +63,9 @@ class Support:
                 questions.setdefault(key, op)
                 keys.append(key)
             asked.append((node, keys))
-        answers = dict(
-            zip(questions, self.worker.validate(list(questions.values())), strict=True)
-        )
+        answers = dict(zip(questions, self.worker.validate(list(questions.values())), strict=True))
         for node, keys in asked:
-            reasons = [
-                f"QNN refuses {questions[k].type}: {answers[k]}" for k in keys if answers[k]
-            ]
+            reasons = [f"QNN refuses {questions[k].type}: {answers[k]}" for k in keys if answers[k]]
             verdicts[node] = reasons[0] if reasons else None
         return verdicts
 
