@@ -31,7 +31,7 @@ abi::Scalar to_scalar(const ScalarParam& param) {
 class OpView {
  public:
   // `data`, if not empty, has one entry per tensor.
-  static Result<OpView> make(std::vector<Tensor>& tensors, const std::vector<const void*>& data,
+  static Result<OpView> make(std::deque<Tensor>& tensors, const std::vector<const void*>& data,
                              const NodeSpec& node) {
     OpView view(node);
     auto resolve = [&](uint32_t index, std::vector<abi::Tensor>& list) -> Status {
@@ -132,8 +132,8 @@ ConfigList<abi::HtpGraphConfig> to_configs(const GraphOptions& options) {
     return config;
   };
   if (options.float16) add(abi::HtpGraphOption::kPrecision).u32 = abi::kPrecisionFloat16;
-  if (options.vtcm_megabytes != 0) {
-    add(abi::HtpGraphOption::kVtcmMegabytes).u32 = options.vtcm_megabytes;
+  if (options.vtcm_megabytes) {
+    add(abi::HtpGraphOption::kVtcmMegabytes).u32 = *options.vtcm_megabytes;
   }
   if (options.optimization_level != 0) {
     auto& config = add(abi::HtpGraphOption::kOptimization);
@@ -163,8 +163,7 @@ DdrTraffic parse_ddr_summary(const std::string& text) {
 
 Status validate_op(const Backend& backend, const std::vector<TensorSpec>& tensors,
                    const std::vector<const void*>& data, const NodeSpec& node) {
-  std::vector<Tensor> owned;
-  owned.reserve(tensors.size());
+  std::deque<Tensor> owned;
   for (const TensorSpec& spec : tensors) {
     ETQNN_TRY(check_spec(spec));
     owned.emplace_back(spec);
@@ -274,20 +273,14 @@ Result<uint32_t> GraphBuilder::add_tensor(TensorSpec spec, const void* data, uin
   if (size > std::numeric_limits<uint32_t>::max()) {
     return Status(ErrorKind::kInvalid, "tensor " + spec.name + " is larger than 4 GiB");
   }
-  Tensor tensor(std::move(spec));
+  Tensor& tensor = tensors_.emplace_back(std::move(spec));
   abi::Tensor view = tensor.view(data, size);
   LogCapture log;
   abi::Error error = context_->api().tensor_create_graph_tensor(handle_, &view);
   std::string action = "creating tensor " + tensor.spec().name;
+  if (error != 0) tensors_.pop_back();
   ETQNN_TRY(context_->library().check(error, action.c_str(), log));
   tensor.set_id(view.v1.id);
-  tensors_.push_back(std::move(tensor));
-  const void* kept = nullptr;
-  if (is_static && size <= kMaxParameterBytes) {
-    const auto* bytes = static_cast<const uint8_t*>(data);
-    kept = parameters_.emplace_back(bytes, bytes + size).data();
-  }
-  data_.push_back(kept);
   return static_cast<uint32_t>(tensors_.size() - 1);
 }
 

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -38,11 +40,11 @@ struct NodeSpec {
 };
 
 struct GraphOptions {
-  bool float16 = true;              // compute float tensors in fp16
-  uint32_t vtcm_megabytes = 0;      // 0: QNN's default
-  uint32_t optimization_level = 0;  // 1 to 3; 0: QNN's default
-  uint32_t hvx_threads = 0;         // 0: QNN's default
-  bool share_io = false;            // let the compiler analyse whether outputs may overlay inputs
+  bool float16 = true;                     // compute float tensors in fp16
+  std::optional<uint32_t> vtcm_megabytes;  // 0: all that the SoC has; nothing: QNN's default, 4
+  uint32_t optimization_level = 0;         // 1 to 3; 0: QNN's default
+  uint32_t hvx_threads = 0;                // 0: QNN's default
+  bool share_io = false;  // let the compiler analyse whether outputs may overlay inputs
 };
 
 struct ContextOptions {
@@ -100,6 +102,8 @@ class ETQNN_API ContextBuilder : public std::enable_shared_from_this<ContextBuil
   std::mutex mutex_;
   abi::Handle handle_ = nullptr;
   uint32_t unfinished_graphs_ = 0;
+  // Of all graphs, as QNN keeps pointers to some of what they own.
+  std::list<std::deque<Tensor>> tensors_;
 };
 
 // A graph under construction. Nodes are added in topological order; each is validated first,
@@ -122,13 +126,15 @@ class ETQNN_API GraphBuilder {
  private:
   friend class ContextBuilder;
   GraphBuilder(std::shared_ptr<ContextBuilder> context, std::string name)
-      : context_(std::move(context)), name_(std::move(name)) {}
+      : context_(std::move(context)),
+        name_(std::move(name)),
+        tensors_(context_->tensors_.emplace_back()) {}
   Status check_open() const;
 
   std::shared_ptr<ContextBuilder> context_;
   std::string name_;
   abi::Handle handle_ = nullptr;
-  std::vector<Tensor> tensors_;
+  std::deque<Tensor> tensors_;
   // Validators read small static data (permutations, ranges, axes): copies of it, and a pointer per
   // tensor, null for all others. A deque, so that the copies never move.
   std::deque<std::vector<uint8_t>> parameters_;

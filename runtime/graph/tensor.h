@@ -50,16 +50,18 @@ struct ETQNN_API TensorSpec {
   static TensorSpec from(const abi::Tensor& tensor);
 };
 
-// A tensor that can be handed to QNN. May be moved; a view ends with the next call of view(), a
-// move or the end of the object.
+// A tensor that can be handed to QNN. It stays where it is: QNN copies data, dimensions and scales
+// when it creates a tensor, but of a blockwise encoding it keeps the pointer.
 class ETQNN_API Tensor {
  public:
   explicit Tensor(TensorSpec spec);
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
 
   const TensorSpec& spec() const { return spec_; }
   void set_id(uint32_t id) { spec_.id = id; }
 
-  // QNN's struct, with `data` (borrowed) as its client buffer.
+  // QNN's struct, with `data` (borrowed) as its client buffer. Points into this object.
   abi::Tensor view(const void* data = nullptr, uint64_t size = 0);
 
  private:

@@ -73,7 +73,7 @@ Result<std::shared_ptr<const Library>> Library::load(const std::string& folder) 
 
 Status Library::open() {
   std::string file = folder_ + "/" + kHtpLibrary;
-  StdoutCapture quiet;
+  StdoutCapture quiet(StdoutCapture::kStdoutAndStderr);
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return not_loadable(file);
   auto get = reinterpret_cast<abi::GetProviders>(dlsym(handle, abi::kGetProviders));

@@ -97,6 +97,7 @@ class _GraphOptions(TypedDict, total=False):
     precision: Literal["float16", "default"]
     """Of float computation; "float16" unless given."""
     vtcm_mb: int
+    """0 for all that the SoC has; QNN's default is 4 on every SoC."""
     optimization_level: int
     """1 to 3."""
     hvx_threads: int
@@ -130,7 +131,10 @@ class Backend:
     @property
     def soc_model(self) -> int: ...
     def validate(self, node: _Node) -> str | None:
-        """None if QNN accepts the op, else its reason.  Static tensors may come without data."""
+        """None if QNN accepts the op, else its reason.
+
+        Tensor parameters need their data; static inputs may come without.
+        """
 
 class Context:
     """A context that graphs are compiled into."""
