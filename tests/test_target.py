@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,3 +43,41 @@ def test_every_target_is_listed_once() -> None:
     models = [target.soc_model for target in targets()]
     assert len(set(names)) == len(names)
     assert len(set(models)) == len(models)
+
+
+def _relu(dtype: int, encoding: tuple[float, int] | None) -> tuple[Any, ...]:
+    from executorch_qnn.compile.ir import Kind
+
+    def tensor(name: str, kind: Kind) -> tuple[Any, ...]:
+        return (name, int(kind), dtype, [1, 64], encoding, None)
+
+    return ("relu", "Relu", [tensor("x", Kind.INPUT)], [tensor("y", Kind.OUTPUT)], [])
+
+
+def _add(graph: Any, node: tuple[Any, ...]) -> None:
+    name, op, inputs, outputs, params = node
+    ids = [[graph.add_tensor(*tensor) for tensor in side] for side in (inputs, outputs)]
+    graph.add_node(name, op, *ids, params)
+
+
+@pytest.mark.parametrize("target", targets(), ids=lambda target: target.name)
+def test_the_compiler_agrees_with_the_table(
+    target: Target, qnn_libraries: str, tmp_path: Path
+) -> None:
+    from executorch_qnn import _native
+    from executorch_qnn.compile.ir import DType
+
+    library = _native.Library(qnn_libraries)
+    backend = _native.Backend(library, target.soc_model)
+    refused = backend.validate(_relu(DType.FLOAT16, None))
+    assert (refused is None) is target.fp16, refused
+
+    context = _native.Context(backend)
+    # A VTCM of 0 is all that the SoC has.
+    graph = context.graph("g", {"vtcm_mb": 0})
+    _add(graph, _relu(DType.UFIXED8, (0.1, 0)))
+    graph.finalize()
+    context.write_binary(str(tmp_path / "context.bin"))
+    found = _native.inspect_context(library, str(tmp_path / "context.bin"))
+    assert (found["soc_model"], found["htp_arch"]) == (target.soc_model, target.htp_arch)
+    assert found["graphs"][0]["vtcm_bytes"] == target.vtcm_mb << 20

@@ -40,7 +40,7 @@ def _scalar_type(number: int) -> str:
     names = {"BYTE": "uint8", "CHAR": "int8", "SHORT": "int16", "INT": "int32", "LONG": "int64"}
     names |= {"HALF": "float16", "FLOAT": "float32", "DOUBLE": "float64"}
     try:
-        name = ScalarType(number).name
+        name = str(ScalarType(number).name)
     except ValueError:
         return f"scalar type {number}"
     return names.get(name, name.lower())
@@ -154,7 +154,7 @@ def _context(
     from .. import _native
 
     try:
-        described = dict(_native.inspect_context(library, data))
+        described: dict[str, Any] = {**_native.inspect_context(library, data)}
     except _native.Error as error:
         return facts | {"error": str(error)}
     for name in ("core_api", "backend_api", "blob_version"):

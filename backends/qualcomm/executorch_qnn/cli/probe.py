@@ -41,8 +41,8 @@ def probe(folder: Path, soc_model: int) -> dict[str, dict[str, Any]]:
     return facts
 
 
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
+def _dotted(version: tuple[int, ...] | None) -> str:
+    return ".".join(map(str, version)) if version else "missing"
 
 
 def _try_libraries(folder: str, soc_model: int, stdout: TextIO) -> None:
