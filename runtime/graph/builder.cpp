@@ -30,9 +30,7 @@ abi::Scalar to_scalar(const ScalarParam& param) {
 // An op as QNN wants it: one block of structs that point into `tensors` and into the node.
 class OpView {
  public:
-  // `data`, if not empty, has one entry per tensor.
-  static Result<OpView> make(std::deque<Tensor>& tensors, const std::vector<const void*>& data,
-                             const NodeSpec& node) {
+  static Result<OpView> make(std::deque<Tensor>& tensors, const NodeSpec& node) {
     OpView view(node);
     auto resolve = [&](uint32_t index, std::vector<abi::Tensor>& list) -> Status {
       if (index >= tensors.size()) {
@@ -40,9 +38,7 @@ class OpView {
                                          std::to_string(index) + " of " +
                                          std::to_string(tensors.size())};
       }
-      Tensor& tensor = tensors[index];
-      const void* bytes = data.empty() ? nullptr : data[index];
-      list.push_back(tensor.view(bytes, bytes != nullptr ? tensor.spec().bytes() : 0));
+      list.push_back(tensors[index].view());
       return {};
     };
     for (uint32_t index : node.inputs) ETQNN_TRY(resolve(index, view.inputs_));
@@ -164,11 +160,11 @@ DdrTraffic parse_ddr_summary(const std::string& text) {
 Status validate_op(const Backend& backend, const std::vector<TensorSpec>& tensors,
                    const std::vector<const void*>& data, const NodeSpec& node) {
   std::deque<Tensor> owned;
-  for (const TensorSpec& spec : tensors) {
-    ETQNN_TRY(check_spec(spec));
-    owned.emplace_back(spec);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    ETQNN_TRY(check_spec(tensors[i]));
+    owned.emplace_back(tensors[i], data[i]);
   }
-  ETQNN_ASSIGN(OpView view, OpView::make(owned, data, node));
+  ETQNN_ASSIGN(OpView view, OpView::make(owned, node));
   return backend.validate(view.config());
 }
 
@@ -253,10 +249,6 @@ Status GraphBuilder::check_open() const {
   return {ErrorKind::kInvalid, "graph " + name_ + " is finalized"};
 }
 
-namespace {
-constexpr uint64_t kMaxParameterBytes = 4096;
-}  // namespace
-
 Result<uint32_t> GraphBuilder::add_tensor(TensorSpec spec, const void* data, uint64_t size) {
   std::lock_guard<std::mutex> lock(context_->mutex_);
   ETQNN_TRY(check_open());
@@ -273,21 +265,22 @@ Result<uint32_t> GraphBuilder::add_tensor(TensorSpec spec, const void* data, uin
   if (size > std::numeric_limits<uint32_t>::max()) {
     return Status(ErrorKind::kInvalid, "tensor " + spec.name + " is larger than 4 GiB");
   }
-  Tensor& tensor = tensors_.emplace_back(std::move(spec));
-  abi::Tensor view = tensor.view(data, size);
+  Tensor& tensor = tensors_.emplace_back(std::move(spec), data);
+  abi::Tensor view = tensor.view();
   LogCapture log;
   abi::Error error = context_->api().tensor_create_graph_tensor(handle_, &view);
   std::string action = "creating tensor " + tensor.spec().name;
   if (error != 0) tensors_.pop_back();
   ETQNN_TRY(context_->library().check(error, action.c_str(), log));
   tensor.set_id(view.v1.id);
+  tensor.return_data();
   return static_cast<uint32_t>(tensors_.size() - 1);
 }
 
 Status GraphBuilder::add_node(const NodeSpec& node) {
   std::lock_guard<std::mutex> lock(context_->mutex_);
   ETQNN_TRY(check_open());
-  ETQNN_ASSIGN(OpView view, OpView::make(tensors_, data_, node));
+  ETQNN_ASSIGN(OpView view, OpView::make(tensors_, node));
   ETQNN_TRY(context_->backend_->validate(view.config()));
   LogCapture log;
   abi::Error error = context_->api().graph_add_node(handle_, view.config());

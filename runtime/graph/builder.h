@@ -134,11 +134,7 @@ class ETQNN_API GraphBuilder {
   std::shared_ptr<ContextBuilder> context_;
   std::string name_;
   abi::Handle handle_ = nullptr;
-  std::deque<Tensor> tensors_;
-  // Validators read small static data (permutations, ranges, axes): copies of it, and a pointer per
-  // tensor, null for all others. A deque, so that the copies never move.
-  std::deque<std::vector<uint8_t>> parameters_;
-  std::vector<const void*> data_;
+  std::deque<Tensor>& tensors_;  // in the context
   bool finalized_ = false;
 };
 

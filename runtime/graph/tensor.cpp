@@ -4,6 +4,11 @@
 #include <utility>
 
 namespace executorch_qnn {
+namespace {
+
+constexpr uint64_t kMaxParameterBytes = 4096;
+
+}  // namespace
 
 size_t element_size(abi::DataType dtype) {
   switch (dtype) {
@@ -122,7 +127,7 @@ TensorSpec TensorSpec::from(const abi::Tensor& tensor) {
 
 // ------------------------------------------------------------------------------------- Tensor
 
-Tensor::Tensor(TensorSpec spec) : spec_(std::move(spec)) {
+Tensor::Tensor(TensorSpec spec, const void* data) : spec_(std::move(spec)), data_(data) {
   const Encoding& encoding = spec_.encoding;
   if (encoding.kind != abi::EncodingKind::kAxisScaleOffset &&
       encoding.kind != abi::EncodingKind::kBlockwiseExpansion) {
@@ -134,7 +139,16 @@ Tensor::Tensor(TensorSpec spec) : spec_(std::move(spec)) {
   }
 }
 
-abi::Tensor Tensor::view(const void* data, uint64_t size) {
+void Tensor::return_data() {
+  if (data_ == nullptr) return;
+  if (spec_.bytes() <= kMaxParameterBytes) {
+    const auto* bytes = static_cast<const uint8_t*>(data_);
+    parameter_.assign(bytes, bytes + spec_.bytes());
+  }
+  data_ = parameter_.empty() ? nullptr : parameter_.data();
+}
+
+abi::Tensor Tensor::view() {
   const Encoding& encoding = spec_.encoding;
   abi::Tensor tensor{};
   tensor.version = 1;
@@ -146,7 +160,8 @@ abi::Tensor Tensor::view(const void* data, uint64_t size) {
   v1.rank = static_cast<uint32_t>(spec_.dims.size());
   v1.dims = spec_.dims.data();
   v1.memory = abi::MemoryKind::kRaw;
-  v1.buffer = {const_cast<void*>(data), static_cast<uint32_t>(size)};
+  uint64_t size = data_ != nullptr ? spec_.bytes() : 0;
+  v1.buffer = {const_cast<void*>(data_), static_cast<uint32_t>(size)};
 
   abi::QuantizeParams& params = v1.quantize;
   bool defined = encoding.kind != abi::EncodingKind::kUndefined;

@@ -54,18 +54,25 @@ struct ETQNN_API TensorSpec {
 // when it creates a tensor, but of a blockwise encoding it keeps the pointer.
 class ETQNN_API Tensor {
  public:
-  explicit Tensor(TensorSpec spec);
+  // `data`, for a static tensor, is `spec.bytes()` bytes that are borrowed.
+  explicit Tensor(TensorSpec spec, const void* data = nullptr);
   Tensor(const Tensor&) = delete;
   Tensor& operator=(const Tensor&) = delete;
 
   const TensorSpec& spec() const { return spec_; }
   void set_id(uint32_t id) { spec_.id = id; }
 
-  // QNN's struct, with `data` (borrowed) as its client buffer. Points into this object.
-  abi::Tensor view(const void* data = nullptr, uint64_t size = 0);
+  // Ends the loan of the data. What is as small as a parameter (a permutation, ranges, axes) is
+  // copied first: QNN's validators read it again with each node.
+  void return_data();
+
+  // QNN's struct; points into this object.
+  abi::Tensor view();
 
  private:
   TensorSpec spec_;
+  const void* data_;
+  std::vector<uint8_t> parameter_;               // what data_ points to after return_data()
   std::vector<abi::ScaleOffset> scale_offsets_;  // the interleaved form some encodings want
   abi::BlockwiseExpansion blockwise_{};
 };
