@@ -8,18 +8,24 @@ unsound: it replays the buffer updates one after another, and gives wrong values
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ..errors import LoweringError
+
+
+@functools.cache
+def decompositions() -> dict[OpOverload, Any]:
+    """torch.export's decompositions to core ATen, all of them."""
+    return dict(torch.export.default_decompositions().materialize())
+
 
 _PROVENANCE = ("nn_module_stack", "stack_trace", "from_node", "torch_fn", "source_fn_stack")
 
@@ -30,17 +36,22 @@ def functionalise(ep: ExportedProgram, keep: Iterable[OpOverload]) -> ExportedPr
     Raises:
         LoweringError: torch cannot express the program functionally (its own text is given).
     """
-    table = torch.export.default_decompositions()
-    for op in keep:
-        table.pop(op, None)
+    kept = set(keep)
+    table = {op: fn for op, fn in decompositions().items() if op not in kept}
     try:
-        return ep.run_decompositions(table)
+        functional: ExportedProgram = ep.run_decompositions(table)
+        return functional
     except Exception as e:
         raise LoweringError(f"torch cannot make the program functional: {e}") from e
 
 
-def open_node(gm: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch.fx.Node]:
+def open_node(
+    gm: torch.fx.GraphModule, node: torch.fx.Node, keep: Iterable[OpOverload] = ()
+) -> list[torch.fx.Node]:
     """Replaces a composite node by its decomposition, without touching the rest of the graph.
+
+    Args:
+        keep: composite ops that stay whole if the decomposition contains them.
 
     Returns:
         The new nodes.
@@ -50,78 +61,74 @@ def open_node(gm: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch.fx.No
     """
     op = node.target
     assert isinstance(op, OpOverload)
-    table = torch.export.default_decompositions()
-    fn = op.decompose if op._can_decompose() else table.get(op)
-    if fn is None:
-        raise LoweringError(f"node {node.name}: {op} has no decomposition and no lowering")
     flat, spec = pytree.tree_flatten((node.args, node.kwargs))
     places = [i for i, a in enumerate(flat) if isinstance(a, torch.fx.Node)]
 
-    def call(*tensors: Any) -> Any:
-        leaves = list(flat)
-        for i, t in zip(places, tensors, strict=True):
-            leaves[i] = t
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
-        return fn(*args, **kwargs)
+    class Alone(torch.nn.Module):
+        def forward(self, *tensors: Any) -> Any:
+            leaves = list(flat)
+            for i, t in zip(places, tensors, strict=True):
+                leaves[i] = t
+            args, kwargs = pytree.tree_unflatten(leaves, spec)
+            return op(*args, **kwargs)
 
+    # Tensors without values: export only looks at their shapes, and nothing is ever written to them.
     values = [flat[i].meta["val"] for i in places]
-    mode = detect_fake_mode(
-        [n.meta.get("val") for n in node.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-    )
-    assert mode is not None
-    pure = torch.func.functionalize(call, remove="mutations_and_views")
-    core = {k: v for k, v in table.items() if k is not op}
-    with mode, torch.no_grad(), enable_python_dispatcher():
-        traced = make_fx(pure, decomposition_table=core)(*values)
-    return _inline(gm, node, traced, [flat[i] for i in places])
+    inputs = tuple(torch.empty(tuple(v.shape), dtype=v.dtype) for v in values)
+    with torch.no_grad():
+        alone = torch.export.export(Alone(), inputs, strict=False)
+    alone = functionalise(alone, set(keep) - {op})
+    if any(n.target is op for n in alone.graph.nodes):
+        raise LoweringError(f"node {node.name}: {op} has no decomposition and no lowering")
+    return _inline(gm, node, alone, [flat[i] for i in places])
 
 
 def _inline(
     gm: torch.fx.GraphModule,
     node: torch.fx.Node,
-    traced: torch.fx.GraphModule,
+    alone: ExportedProgram,
     arguments: list[torch.fx.Node],
 ) -> list[torch.fx.Node]:
+    if alone.constants or len(alone.graph_signature.user_inputs) != len(arguments):
+        raise LoweringError(
+            f"node {node.name}: the decomposition of {node.target} needs a constant tensor"
+        )
+    mode = detect_fake_mode(
+        [n.meta["val"] for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    )
+    assert mode is not None
     env: dict[torch.fx.Node, torch.fx.Node] = {}
     new: list[torch.fx.Node] = []
     inputs = iter(arguments)
-    result: Any = None
-    with gm.graph.inserting_before(node):
-        for inner in traced.graph.nodes:
+    results: list[torch.fx.Node] = []
+    with gm.graph.inserting_before(node), mode, torch.no_grad():
+        for inner in alone.graph.nodes:
             if inner.op == "placeholder":
                 env[inner] = next(inputs)
             elif inner.op == "output":
-                result = torch.fx.map_arg(inner.args[0], env.__getitem__)
-            elif inner.op == "get_attr":
-                env[inner] = _constant(gm, getattr(traced, str(inner.target)))
+                results = [env[r] for r in inner.args[0]]
             else:
                 copied = gm.graph.node_copy(inner, env.__getitem__)
                 for key in _PROVENANCE:
+                    copied.meta.pop(key, None)
                     if key in node.meta:
                         copied.meta[key] = node.meta[key]
+                args, kwargs = torch.fx.map_arg((copied.args, copied.kwargs), _meta_value)
+                copied.meta["val"] = copied.target(*args, **kwargs)
                 env[inner] = copied
                 new.append(copied)
-    if isinstance(result, torch.fx.Node):
-        node.replace_all_uses_with(result, propagate_meta=False)
+    if isinstance(node.meta["val"], torch.Tensor):
+        node.replace_all_uses_with(results[0], propagate_meta=False)
     else:
         for user in list(node.users):
-            user.replace_all_uses_with(result[user.args[1]], propagate_meta=False)
+            user.replace_all_uses_with(results[user.args[1]], propagate_meta=False)
             gm.graph.erase_node(user)
     gm.graph.erase_node(node)
     return new
 
 
-def _constant(gm: torch.fx.GraphModule, tensor: torch.Tensor) -> torch.fx.Node:
-    """A constant that a decomposition made, as a `full` node when it is a number."""
-    if tensor.numel() != 1:
-        raise LoweringError("a decomposition made a constant tensor; report this model")
-    node = gm.graph.call_function(
-        torch.ops.aten.full.default,
-        (list(tensor.shape), tensor.item()),
-        {"dtype": tensor.dtype, "device": torch.device("cpu"), "pin_memory": False},
-    )
-    node.meta["val"] = tensor
-    return node
+def _meta_value(node: torch.fx.Node) -> Any:
+    return node.meta["val"]
 
 
 def refresh_outputs(ep: ExportedProgram) -> None:

@@ -27,7 +27,7 @@ from ..errors import LoweringError, UnsupportedOp
 from ..ops.registry import aten_op, table
 from ..partition import QnnPartitioner
 from ..target import Target
-from .decompose import functionalise, open_node, refresh_outputs
+from .decompose import decompositions, functionalise, open_node, refresh_outputs
 from .program import Program
 
 Module: TypeAlias = torch.nn.Module
@@ -250,7 +250,7 @@ class _Lowering:
             if not left:
                 break
             for node in left:
-                open_node(ep.graph_module, node)
+                open_node(ep.graph_module, node, self.kept)
             ep.graph_module.graph.eliminate_dead_code()
             refresh_outputs(ep)
             ep.graph_module.recompile()
@@ -292,7 +292,7 @@ class _Lowering:
 
 def _can_open(node: torch.fx.Node) -> bool:
     op = aten_op(node.target)
-    return op is not None and (op._can_decompose() or op in torch.export.default_decompositions())
+    return op is not None and (op._can_decompose() or op in decompositions())
 
 
 def _share_constants(ep: ExportedProgram, partitioner: QnnPartitioner) -> None:
