@@ -162,11 +162,13 @@ def _generate(args: argparse.Namespace, out: Output) -> None:
         seed=args.seed,
         on_text=out.write,
     )
-    out.result(result.to_json(), "\n")
+    out.write("\n")
+    out.result(result.to_json(), "")
     out.log(
         f"{len(result.prompt_tokens)} prompt tokens, first token after "
         f"{result.time_to_first_token_s:.1f} s, then {result.tokens_per_s:.2f} tokens/s"
     )
+    out.debug(f"tokens: {result.tokens}")
 
 
 def _positive(text: str) -> int:

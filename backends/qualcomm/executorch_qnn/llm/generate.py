@@ -73,8 +73,8 @@ class Generator:
         the same ones each time. `on_text` gets the text in pieces as it comes.
         """
         start = time.perf_counter()
-        if temperature < 0:
-            raise QnnError(f"temperature must be 0 or more, not {temperature}")
+        if not 0 <= temperature < float("inf"):
+            raise QnnError(f"temperature must be a number from 0 up, not {temperature}")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         limit = self._limit(len(ids), max_new_tokens)
         draw = torch.Generator().manual_seed(seed) if seed is not None else None
