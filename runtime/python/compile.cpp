@@ -9,6 +9,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "core/file.h"
 #include "core/stdout_capture.h"
 #include "graph/builder.h"
+#include "graph/context.h"
 #include "graph/inspect.h"
 #include "python/buffer.h"
 #include "python/error.h"
@@ -296,6 +298,33 @@ nb::dict to_python(const ContextDescription& context) {
   return result;
 }
 
+// Runs a graph of a loaded context once, on inputs by name.
+nb::dict execute(const ExecutableContext& context, const std::string& name,
+                 const nb::dict& inputs) {
+  auto graph = unwrap(context.graph(name));
+  std::vector<Buffer> buffers;
+  std::vector<abi::Tensor> in, out;
+  buffers.reserve(graph->inputs().size());
+  for (const TensorSpec& spec : graph->inputs()) {
+    if (!inputs.contains(spec.name.c_str())) invalid("input " + spec.name + " is missing");
+    const Buffer& buffer = buffers.emplace_back(inputs[spec.name.c_str()]);
+    if (buffer.size() != spec.bytes()) invalid("input " + spec.name + " has the wrong size");
+    in.push_back(ExecutableGraph::bind(spec, const_cast<void*>(buffer.data())));
+  }
+  nb::dict outputs;
+  for (const TensorSpec& spec : graph->outputs()) {
+    auto bytes = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, spec.bytes()));
+    out.push_back(ExecutableGraph::bind(spec, PyBytes_AsString(bytes.ptr())));
+    outputs[spec.name.c_str()] = bytes;
+  }
+  {
+    nb::gil_scoped_release release;
+    std::scoped_lock lock(context.execution_mutex());
+    unwrap(graph->execute(in.data(), in.size(), out.data(), out.size()));
+  }
+  return outputs;
+}
+
 // Calls a function of the core without the GIL.
 template <class Function>
 auto unlocked(Function function) {
@@ -418,6 +447,17 @@ void bind_compile(nb::module_& module) {
       .def("finalize", [](GraphBuilder& self) {
         return to_python(unlocked([&] { return unwrap(self.finalize()); }));
       });
+
+  nb::class_<ExecutableContext>(module, "LoadedContext")
+      .def(nb::new_([](std::shared_ptr<Backend> backend, const nb::object& binary) {
+             Buffer buffer(binary);
+             return unlocked([&] {
+               return unwrap(
+                   ExecutableContext::load(std::move(backend), buffer.data(), buffer.size()));
+             });
+           }),
+           "backend"_a, "binary"_a)
+      .def("execute", &execute, "graph"_a, "inputs"_a);
 
   module.def(
       "inspect_context",

@@ -209,6 +209,13 @@ class _ContextInfo(TypedDict):
     htp_arch: int
     graphs: list[_GraphInfo]
 
+class LoadedContext:
+    """A context binary, loaded: its graphs can be run without a program around them."""
+
+    def __init__(self, backend: Backend, binary: Buffer) -> None: ...
+    def execute(self, graph: str, inputs: dict[str, Buffer]) -> dict[str, bytes]:
+        """Runs a graph once on inputs by name, in the types and shapes of the graph."""
+
 def inspect_context(
     library: Library, source: str | PathLike[str] | Buffer
 ) -> _ContextInfo:
