@@ -36,7 +36,7 @@ def guard_updates(ep: ExportedProgram) -> None:
         if s.kind is InputKind.BUFFER and s.target in mutated
     }
     args = []
-    for arg, spec in zip(output.args[0], ep.graph_signature.output_specs, strict=True):  # type: ignore[arg-type]
+    for arg, spec in zip(output.args[0], ep.graph_signature.output_specs, strict=True):
         update = spec.kind is OutputKind.BUFFER_MUTATION
         if isinstance(arg, torch.fx.Node) and (update or arg.name in old_values):
             with graph.inserting_before(output):

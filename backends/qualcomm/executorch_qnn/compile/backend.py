@@ -18,7 +18,6 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.tensor import scalar_type_enum
 from torch.export import ExportedProgram
 
-from ..ops.builder import qnn_shape
 from ..target import Target
 from .build import IO, Binding, Built, State, build
 from .compiler import CompileWorker
@@ -188,7 +187,7 @@ def _io_entry(io: IO) -> IOEntry:
         scalar_type(io.torch_dtype),
         int(io.dtype),
         io.shape,
-        qnn_shape(io.shape),
+        io.qnn_shape,
         io.encoding,
     )
 

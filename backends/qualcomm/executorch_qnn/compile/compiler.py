@@ -105,9 +105,7 @@ class CompileWorker:
         verdicts: list[str | None] = reply
         return verdicts
 
-    def compile(
-        self, graphs: Sequence[Graph], path: str, options: dict[str, Any] | None = None
-    ) -> Compiled:
+    def compile(self, graphs: Sequence[Graph], path: str) -> Compiled:
         """Compiles `graphs` into one context binary, written to `path`.
 
         Raises:
@@ -116,10 +114,10 @@ class CompileWorker:
         with tempfile.TemporaryDirectory(prefix="executorch-qnn-") as folder:
             write_static_data(graphs, Path(folder) / "static.bin")
             try:
-                reply = self._ask(Compile(list(graphs), path, options or {}))
+                reply = self._ask(Compile(list(graphs), path))
             except _Crash as crash:
                 self._restart()
-                name = graphs[0].name if len(graphs) == 1 else self._culprit(graphs, options)
+                name = graphs[0].name if len(graphs) == 1 else self._culprit(graphs)
                 raise GraphRefused(name, f"its compiler died: {crash}") from None
         if isinstance(reply, Failed):
             if reply.kind == "internal":
@@ -128,12 +126,12 @@ class CompileWorker:
         assert isinstance(reply, Compiled)
         return reply
 
-    def _culprit(self, graphs: Sequence[Graph], options: dict[str, Any] | None) -> str:
+    def _culprit(self, graphs: Sequence[Graph]) -> str:
         """The first of several graphs on which the compiler dies when it is alone."""
         with tempfile.TemporaryDirectory(prefix="executorch-qnn-") as folder:
             for graph in graphs:
                 try:
-                    self._ask(Compile([graph], f"{folder}/context.bin", options or {}))
+                    self._ask(Compile([graph], f"{folder}/context.bin"))
                 except _Crash:
                     self._restart()
                     return graph.name
@@ -206,7 +204,7 @@ def write_static_data(graphs: Sequence[Graph], path: Path) -> None:
                 continue
             offset = -(-f.tell() // _ALIGN) * _ALIGN
             f.seek(offset)
-            f.write(memoryview(np.ascontiguousarray(data)).cast("B"))
+            f.write(np.ascontiguousarray(data).data.cast("B"))
             tensor.data = FileSlice(str(path), offset, data.nbytes)
 
 

@@ -40,7 +40,6 @@ class Compile:
 
     graphs: list[Graph]
     path: str
-    options: dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,9 @@ class Payload:
     def pack(self) -> bytes:
         """The blob, header included."""
         w = _Writer()
-        w.str(self.method), w.str(self.graph), w.str(self.context_key)
+        w.str(self.method)
+        w.str(self.graph)
+        w.str(self.context_key)
         w.raw(self.context_sha256)
         w.u64(self.context_size)
         w.str(self.build_id)

@@ -79,7 +79,7 @@ class Compiler:
         stats = {}
         for graph in request.graphs:
             try:
-                stats[graph.name] = self._build(context, graph, request.options)
+                stats[graph.name] = self._build(context, graph)
             except _native.Error as e:
                 return Failed(str(e), getattr(e, "kind", ""), graph.name)
         size = context.write_binary(request.path)
@@ -90,8 +90,8 @@ class Compiler:
         times = os.times()
         return Compiled(size, digest.digest(), stats, times.user + times.system)
 
-    def _build(self, context: _native.Context, graph: Graph, options: dict[str, Any]) -> GraphStats:
-        g = context.graph(graph.name, options)
+    def _build(self, context: _native.Context, graph: Graph) -> GraphStats:
+        g = context.graph(graph.name, {"vtcm_mb": 0})
         index = {id(t): g.add_tensor(*self._tensor(t)) for t in graph.tensors}
         for node in graph.nodes:
             g.add_node(
@@ -102,13 +102,13 @@ class Compiler:
                 _params(node, lambda t: index[id(t)]),
             )
         done = g.finalize()
-        ddr = done.get("ddr") or {}
+        ddr = done["ddr"]
         return GraphStats(
             done["seconds"],
-            ddr.get("read"),
-            ddr.get("write"),
-            ddr.get("spill"),
-            ddr.get("fill"),
+            ddr["read"],
+            ddr["write"],
+            ddr["spill"],
+            ddr["fill"],
             len(graph.nodes),
         )
 

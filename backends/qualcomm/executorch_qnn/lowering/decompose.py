@@ -24,7 +24,8 @@ from ..errors import LoweringError
 @functools.cache
 def decompositions() -> dict[OpOverload, Any]:
     """torch.export's decompositions to core ATen, all of them."""
-    return dict(torch.export.default_decompositions().materialize())
+    table = torch.export.default_decompositions().materialize()
+    return {op: fn for op, fn in table.items() if isinstance(op, OpOverload)}
 
 
 _PROVENANCE = ("nn_module_stack", "stack_trace", "from_node", "torch_fn", "source_fn_stack")
@@ -59,7 +60,7 @@ def open_node(
     Raises:
         LoweringError: PyTorch has no decomposition for the op.
     """
-    op = node.target
+    op: Any = node.target
     assert isinstance(op, OpOverload)
     flat, spec = pytree.tree_flatten((node.args, node.kwargs))
     places = [i for i, a in enumerate(flat) if isinstance(a, torch.fx.Node)]
@@ -72,7 +73,7 @@ def open_node(
             args, kwargs = pytree.tree_unflatten(leaves, spec)
             return op(*args, **kwargs)
 
-    # Tensors without values: export only looks at their shapes, and nothing is ever written to them.
+    # Export only looks at their shapes; nothing is ever written to them.
     values = [flat[i].meta["val"] for i in places]
     inputs = tuple(torch.empty(tuple(v.shape), dtype=v.dtype) for v in values)
     with torch.no_grad():
@@ -114,14 +115,17 @@ def _inline(
                     if key in node.meta:
                         copied.meta[key] = node.meta[key]
                 args, kwargs = torch.fx.map_arg((copied.args, copied.kwargs), _meta_value)
-                copied.meta["val"] = copied.target(*args, **kwargs)
+                target: Any = copied.target
+                copied.meta["val"] = target(*args, **kwargs)
                 env[inner] = copied
                 new.append(copied)
     if isinstance(node.meta["val"], torch.Tensor):
         node.replace_all_uses_with(results[0], propagate_meta=False)
     else:
         for user in list(node.users):
-            user.replace_all_uses_with(results[user.args[1]], propagate_meta=False)
+            index = user.args[1]
+            assert isinstance(index, int)
+            user.replace_all_uses_with(results[index], propagate_meta=False)
             gm.graph.erase_node(user)
     gm.graph.erase_node(node)
     return new
@@ -133,8 +137,7 @@ def _meta_value(node: torch.fx.Node) -> Any:
 
 def refresh_outputs(ep: ExportedProgram) -> None:
     """Makes the signature name the nodes that the output node now returns."""
-    for arg, spec in zip(
-        ep.graph.output_node().args[0], ep.graph_signature.output_specs, strict=True
-    ):  # type: ignore[arg-type]
+    returned: Any = ep.graph.output_node().args[0]
+    for arg, spec in zip(returned, ep.graph_signature.output_specs, strict=True):
         if isinstance(arg, torch.fx.Node) and hasattr(spec.arg, "name"):
             spec.arg.name = arg.name

@@ -103,8 +103,9 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         with CompileWorker(self.target, self.options.qnn_libraries) as worker:
             support = Support(ep, worker, self.mutated | mutated_buffers(ep), self.data)
             for node, reason in support.verdicts(nodes).items():
-                if reason:
-                    wanted.discard(aten_op(node.target))  # type: ignore[arg-type]
+                op = aten_op(node.target)
+                if reason and op is not None:
+                    wanted.discard(op)
         return sorted(wanted, key=str), None
 
     def partition(self, ep: ExportedProgram) -> PartitionResult:
