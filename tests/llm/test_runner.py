@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import executorch_qnn as qnn
 from executorch_qnn.llm.decoder import Decoder
 from executorch_qnn.llm.export import constant_methods, example_inputs
 from executorch_qnn.llm.generate import Generator, read_constants
@@ -48,8 +49,8 @@ def program(decoder: Decoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_constants_come_back(program: Path) -> None:
-    assert read_constants(program) == {
+def test_constants_come_back(program: Path, qnn_libraries: str) -> None:
+    assert read_constants(qnn.load(str(program), qnn_libraries=qnn_libraries)) == {
         "enable_dynamic_shape": False,
         "get_bos_id": 0,
         "get_eos_ids": [0, 9],

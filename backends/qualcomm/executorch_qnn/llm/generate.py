@@ -7,13 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import QnnError
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ..session import Session
 
 
 class CausalModel(Protocol):
@@ -152,27 +155,26 @@ def open_program(program: Path, *, qnn_libraries: str | None = None) -> Generato
     """
     import executorch_qnn as qnn
 
-    constants = read_constants(program)
+    session = qnn.load(str(program), qnn_libraries=qnn_libraries)
+    constants = read_constants(session)
     if "get_max_context_len" not in constants:
         raise QnnError(f"{program} is no language model: it has no get_max_context_len")
     tokenizer = Tokenizer.load(program)
     # The program's own word on what ends an answer counts.
     eos_ids = frozenset(constants.get("get_eos_ids", tokenizer.eos_ids))
     return Generator(
-        qnn.load(str(program), qnn_libraries=qnn_libraries),
+        session,
         replace(tokenizer, eos_ids=eos_ids),
         max_context=constants["get_max_context_len"],
     )
 
 
-def read_constants(program: Path) -> dict[str, Any]:
-    """The constant methods of a `.pte`, by name; `get_eos_ids` is a list, all others one value."""
-    from executorch.runtime import Runtime
-
-    loaded = Runtime.get().load_program(program)
+def read_constants(session: Session) -> dict[str, Any]:
+    """What a program says about itself, by name; `get_eos_ids` is a list, all others one value."""
     values: dict[str, Any] = {}
-    for name in sorted(loaded.method_names):
+    for name in session.methods:
         if name.startswith(("get_", "use_", "enable_")):
-            result = list(loaded.load_method(name).execute([]))
-            values[name] = result if name == "get_eos_ids" else result[0]
+            value = session.run(name)
+            several = list(value) if isinstance(value, tuple) else [value]
+            values[name] = several if name == "get_eos_ids" else several[0]
     return values
