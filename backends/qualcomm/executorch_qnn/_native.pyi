@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from typing_extensions import Buffer
 
@@ -220,3 +220,83 @@ def inspect_context(
     library: Library, source: str | PathLike[str] | Buffer
 ) -> _ContextInfo:
     """What a context binary, given as a path or in memory, says about itself."""
+
+# ---------------------------------------------------------------- running programs
+
+_ValueMeta: TypeAlias = tuple[
+    Literal["tensor", "int", "float", "bool", "none", "other"], int, tuple[int, ...]
+]
+
+class _MethodMeta(TypedDict):
+    """Inputs and outputs as (kind, scalar type, shape): the last two for tensors only.
+
+    Scalar types are the numbers of c10::ScalarType; shapes are upper bounds where dynamic.
+    """
+
+    inputs: list[_ValueMeta]
+    outputs: list[_ValueMeta]
+    backends: list[str]
+
+class Program:
+    """A .pte file, mapped and checked; shared by its sessions."""
+
+    def __init__(
+        self, path: str | PathLike[str], qnn_folder: str = "", *, mlock: bool = False
+    ) -> None: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def methods(self) -> list[str]: ...
+    def method_meta(self, name: str) -> _MethodMeta: ...
+    def named_data(self, key: str) -> bytes: ...
+
+class _StateInfo(TypedDict):
+    fqn: str
+    shape: tuple[int, ...]
+    scalar_type: int
+    stored_dtype: int
+    nbytes: int
+    binding: str
+    address: int
+    input_address: int
+    output_address: int
+    encoding: tuple[float, int] | None
+
+class Session:
+    """All methods of a program, loaded, and their mutable buffers."""
+
+    def __init__(self, program: Program) -> None: ...
+    def run(
+        self,
+        method: str,
+        inputs: Sequence[tuple[int, int, int, Sequence[int]] | int | float | bool | None],
+        outputs: Sequence[tuple[int, int] | None],
+    ) -> list[Any]:
+        """Runs a method once, with the GIL released.
+
+        `inputs` are tensors as (address, bytes, scalar type, shape), dense, or scalars; `outputs` are
+        (address, bytes) of the memory for each output tensor, None for other outputs.  Returns
+        (scalar type, shape) for each tensor, else the value.  The memory must stay until then.
+        """
+
+    def state(self) -> list[_StateInfo]: ...
+    def read_state(self, fqn: str) -> bytes:
+        """Dense values of the buffer's scalar type."""
+
+    def write_state(self, fqn: str, values: Buffer) -> None: ...
+    def reset_state(self) -> None: ...
+    def save_state(self, path: str | PathLike[str]) -> None: ...
+    def load_state(self, path: str | PathLike[str]) -> None: ...
+    def fork(self) -> Session: ...
+    @property
+    def state_bytes_copied(self) -> int:
+        """Bytes of delegate-owned state that were copied so far; an execution adds none."""
+
+def configure_delegate(qnn_folder: str = "", package_folder: str = "") -> None:
+    """Where delegates look for QNN when their load does not say.
+
+    `qnn_folder` is the only place if given; `package_folder` comes after `QNN_SDK_ROOT`.
+    """
+
+def registration_error() -> int:
+    """ExecuTorch's error number of the backend's registration; 0 is success."""

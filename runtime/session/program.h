@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// A .pte file, opened: what it contains, without loading any of its methods.
+#pragma once
+
+#include <executorch/extension/data_loader/mmap_data_loader.h>
+#include <executorch/runtime/executor/program.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/api.h"
+#include "core/digest.h"
+#include "core/status.h"
+
+namespace executorch_qnn {
+
+// What goes into a method or comes out of it.
+enum class ValueKind : uint8_t { kTensor, kInt, kDouble, kBool, kNone, kOther };
+
+struct ValueInfo {
+  ValueKind kind = ValueKind::kOther;
+  // Tensors only. `type` is the number of c10::ScalarType; `dims` are the upper bounds if dynamic.
+  int8_t type = 0;
+  std::vector<int32_t> dims;
+};
+
+struct MethodInfo {
+  std::vector<ValueInfo> inputs, outputs;
+  std::vector<std::string> backends;
+};
+
+struct ProgramOptions {
+  std::string libraries;  // folder of the QNN libraries; empty: search
+  bool mlock = false;     // keep the file's pages in memory
+};
+
+// Immutable and shared by sessions. The file is mapped, and must not change while it is open.
+class ETQNN_API ProgramFile {
+ public:
+  // Checks the file's structure first: a truncated or damaged file is an error here.
+  static Result<std::shared_ptr<const ProgramFile>> open(const std::string& path,
+                                                         const ProgramOptions& options = {});
+  ~ProgramFile();
+  ProgramFile(const ProgramFile&) = delete;
+  ProgramFile& operator=(const ProgramFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  const ProgramOptions& options() const { return options_; }
+  const std::vector<std::string>& methods() const { return methods_; }
+  Result<MethodInfo> method(const std::string& name) const;
+  Result<std::string> named_data(const std::string& key) const;
+  // SHA-256 of the file; computed once, when first asked for.
+  Result<Digest> digest() const;
+
+  const executorch::runtime::Program& program() const { return *program_; }
+
+ private:
+  ProgramFile() = default;
+  std::string path_;
+  ProgramOptions options_;
+  std::unique_ptr<executorch::extension::MmapDataLoader> loader_;
+  std::unique_ptr<executorch::runtime::Program> program_;
+  std::vector<std::string> methods_;
+  mutable std::mutex mutex_;
+  mutable std::optional<Digest> digest_;
+};
+
+// What ExecuTorch says about a call that failed: its error, and the lines it logged meanwhile.
+Status executorch_failure(executorch::runtime::Error error, const std::string& action);
+
+}  // namespace executorch_qnn

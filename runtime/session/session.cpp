@@ -1,0 +1,553 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "session/session.h"
+
+#include <executorch/extension/memory_allocator/malloc_memory_allocator.h>
+#include <executorch/runtime/backend/backend_options_map.h>
+#include <executorch/runtime/backend/options.h>
+#include <executorch/runtime/core/hierarchical_allocator.h>
+#include <executorch/runtime/executor/memory_manager.h>
+#include <executorch/runtime/executor/method.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "delegate/failure.h"
+#include "delegate/options.h"
+#include "delegate/store_registry.h"
+#include "memory/region.h"
+#include "session/et_log.h"
+#include "state/store.h"
+
+namespace executorch_qnn {
+
+namespace et = executorch::runtime;
+using executorch::extension::MallocMemoryAllocator;
+
+namespace {
+
+constexpr size_t kPage = 4096;
+
+// Planned memory. ExecuTorch fills what has an initial value when it loads a method and leaves the
+// rest as it is, so the rest must be zero: a mutable buffer may lie there.
+class Arena {
+ public:
+  static Result<Arena> zeros(size_t bytes) {
+    Arena arena;
+    ETQNN_ASSIGN(arena.memory_, Region::allocate(bytes));
+    std::memset(arena.memory_.address(), 0, bytes);
+    return arena;
+  }
+
+  uint8_t* data() const { return static_cast<uint8_t*>(memory_.address()); }
+  size_t size() const { return memory_.size(); }
+
+  // Remembers the present content, of which most is zero, for restore().
+  void seal() {
+    static const uint8_t kZeros[kPage] = {};
+    for (size_t at = 0; at < size(); at += kPage) {
+      const size_t bytes = std::min(kPage, size() - at);
+      if (std::memcmp(data() + at, kZeros, bytes) == 0) continue;
+      sealed_.emplace_back(at, std::vector<uint8_t>(data() + at, data() + at + bytes));
+    }
+  }
+
+  void restore() {
+    std::memset(data(), 0, size());
+    for (const auto& [at, bytes] : sealed_) std::memcpy(data() + at, bytes.data(), bytes.size());
+  }
+
+ private:
+  Region memory_;
+  std::vector<std::pair<size_t, std::vector<uint8_t>>> sealed_;
+};
+
+// A loaded method and the memory it works in, in the order in which they may be destroyed
+// backwards.
+struct LoadedMethod {
+  MethodInfo info;
+  std::vector<Arena> own_arenas;
+  std::vector<et::Span<uint8_t>> spans;
+  MallocMemoryAllocator method_allocator;
+  MallocMemoryAllocator temp_allocator;
+  std::optional<et::HierarchicalAllocator> planned;
+  std::optional<et::MemoryManager> memory;
+  std::vector<Region> unplanned_outputs;
+  std::optional<et::Method> method;
+};
+
+// A mutable buffer that ExecuTorch keeps in planned memory.
+struct HostBuffer {
+  StateDescriptor descriptor;
+  void* address = nullptr;
+};
+
+std::string describe_tensor(int8_t type, const std::vector<int32_t>& dims) {
+  const std::vector<uint32_t> unsigned_dims(dims.begin(), dims.end());
+  const char* name = to_string(static_cast<ScalarType>(type));
+  return describe(name != nullptr ? name : "unknown", unsigned_dims.data(), unsigned_dims.size());
+}
+
+std::string describe_kind(ValueKind kind) {
+  switch (kind) {
+    case ValueKind::kTensor:
+      return "a tensor";
+    case ValueKind::kInt:
+      return "an int";
+    case ValueKind::kDouble:
+      return "a float";
+    case ValueKind::kBool:
+      return "a bool";
+    case ValueKind::kNone:
+      return "None";
+    case ValueKind::kOther:
+      break;
+  }
+  return "a value of another kind";
+}
+
+ValueKind kind_of(const InputValue& value) {
+  constexpr ValueKind kKinds[] = {ValueKind::kNone, ValueKind::kTensor, ValueKind::kInt,
+                                  ValueKind::kDouble, ValueKind::kBool};
+  return kKinds[value.index()];
+}
+
+// The type that stores a host tensor as it is.
+abi::DataType stored_as_is(ScalarType type) {
+  switch (type) {
+    case ScalarType::kUint8:
+      return abi::DataType::kUint8;
+    case ScalarType::kInt8:
+      return abi::DataType::kInt8;
+    case ScalarType::kInt16:
+      return abi::DataType::kInt16;
+    case ScalarType::kInt32:
+      return abi::DataType::kInt32;
+    case ScalarType::kInt64:
+      return abi::DataType::kInt64;
+    case ScalarType::kFloat16:
+      return abi::DataType::kFloat16;
+    case ScalarType::kFloat32:
+      return abi::DataType::kFloat32;
+    case ScalarType::kFloat64:
+      return static_cast<abi::DataType>(0x264);
+    case ScalarType::kBool:
+      return abi::DataType::kBool8;
+  }
+  return abi::DataType{};
+}
+
+}  // namespace
+
+struct Session::Parts {
+  std::shared_ptr<StateStore> store;
+  std::optional<StoreToken> token;
+  // Planned memory from the second buffer on is the same for all methods: that is where
+  // ExecuTorch's share_mutable_buffers puts what methods share. The first one is each method's own.
+  std::vector<Arena> shared_arenas;
+  std::map<std::string, std::unique_ptr<LoadedMethod>> methods;
+  std::map<std::string, HostBuffer> host_buffers;
+  mutable std::mutex mutex;
+
+  Status load_shared_arenas(const ProgramFile& program);
+  Status load_method(const ProgramFile& program, const std::string& name);
+  Status find_host_buffers(const std::string& name, LoadedMethod& loaded);
+
+  template <class Visit>
+  void each_arena(const Visit& visit) {
+    for (Arena& arena : shared_arenas) visit(arena);
+    for (auto& entry : methods) {
+      for (Arena& arena : entry.second->own_arenas) visit(arena);
+    }
+  }
+};
+
+Status Session::Parts::load_shared_arenas(const ProgramFile& program) {
+  std::vector<size_t> sizes;
+  for (const std::string& name : program.methods()) {
+    const auto meta = program.program().method_meta(name.c_str());
+    if (!meta.ok()) return executorch_failure(meta.error(), "cannot read method " + name);
+    for (size_t i = 1; i < meta->num_memory_planned_buffers(); ++i) {
+      const auto bytes = meta->memory_planned_buffer_size(i);
+      if (!bytes.ok() || bytes.get() < 0) {
+        return executorch_failure(bytes.error(), "cannot plan the memory of method " + name);
+      }
+      if (sizes.size() < i) sizes.resize(i);
+      sizes[i - 1] = std::max(sizes[i - 1], static_cast<size_t>(bytes.get()));
+    }
+  }
+  for (size_t bytes : sizes) {
+    ETQNN_ASSIGN(Arena arena, Arena::zeros(bytes));
+    shared_arenas.push_back(std::move(arena));
+  }
+  return {};
+}
+
+Status Session::Parts::load_method(const ProgramFile& program, const std::string& name) {
+  auto loaded = std::make_unique<LoadedMethod>();
+  ETQNN_ASSIGN(loaded->info, program.method(name));
+  const auto meta = program.program().method_meta(name.c_str());
+  if (!meta.ok()) return executorch_failure(meta.error(), "cannot read method " + name);
+  for (size_t i = 0; i < meta->num_memory_planned_buffers(); ++i) {
+    const auto bytes = meta->memory_planned_buffer_size(i);
+    if (!bytes.ok() || bytes.get() < 0) {
+      return executorch_failure(bytes.error(), "cannot plan the memory of method " + name);
+    }
+    if (i == 0) {
+      ETQNN_ASSIGN(Arena arena, Arena::zeros(static_cast<size_t>(bytes.get())));
+      loaded->own_arenas.push_back(std::move(arena));
+    }
+    const Arena& arena = i == 0 ? loaded->own_arenas[0] : shared_arenas[i - 1];
+    loaded->spans.emplace_back(arena.data(), arena.size());
+  }
+  loaded->planned.emplace(et::Span<et::Span<uint8_t>>(loaded->spans.data(), loaded->spans.size()));
+  loaded->memory.emplace(&loaded->method_allocator, &*loaded->planned, &loaded->temp_allocator);
+
+  et::BackendOptions<1> options;
+  et::LoadBackendOptionsMap backends;
+  static_assert(sizeof kStoreOption <= et::kMaxOptionKeyLength);
+  if (options.set_option(kStoreOption, token->text().c_str()) != et::Error::Ok ||
+      backends.set_options(kBackendId, options.view()) != et::Error::Ok) {
+    return {ErrorKind::kRuntime, "cannot pass options to ExecuTorch"};
+  }
+  auto method =
+      program.program().load_method(name.c_str(), &*loaded->memory, nullptr, nullptr, &backends);
+  if (!method.ok()) {
+    return executorch_failure(method.error(),
+                              "cannot load method " + name + " of " + program.path());
+  }
+  loaded->method.emplace(std::move(method.get()));
+
+  for (size_t i = 0; i < loaded->info.outputs.size(); ++i) {
+    if (loaded->info.outputs[i].kind != ValueKind::kTensor) continue;
+    const auto tensor = meta->output_tensor_meta(i);
+    if (!tensor.ok() || tensor->is_memory_planned()) continue;
+    const auto& output = loaded->method->get_output(i);
+    if (output.isTensor() && output.toTensor().const_data_ptr() != nullptr) continue;  // a constant
+    ETQNN_ASSIGN(Region region, Region::allocate(tensor->nbytes()));
+    const et::Error error = loaded->method->set_output_data_ptr(region.address(), region.size(), i);
+    if (error != et::Error::Ok) {
+      return executorch_failure(
+          error, "cannot give output " + std::to_string(i) + " of " + name + " its memory");
+    }
+    loaded->unplanned_outputs.push_back(std::move(region));
+  }
+  ETQNN_TRY(find_host_buffers(name, *loaded));
+  methods[name] = std::move(loaded);
+  return {};
+}
+
+Status Session::Parts::find_host_buffers(const std::string& name, LoadedMethod& loaded) {
+  const et::MethodMeta meta = loaded.method->method_meta();
+  for (size_t i = 0; i < meta.num_attributes(); ++i) {
+    const auto info = meta.attribute_tensor_meta(i);
+    if (!info.ok()) continue;
+    const std::string buffer_name(info->name());
+    auto tensor = loaded.method->get_attribute(info->name());
+    if (!tensor.ok() || tensor->mutable_data_ptr() == nullptr) continue;
+    HostBuffer buffer;
+    buffer.descriptor.name = buffer_name;
+    buffer.descriptor.host_type = static_cast<ScalarType>(tensor->scalar_type());
+    buffer.descriptor.stored_type = stored_as_is(buffer.descriptor.host_type);
+    buffer.descriptor.dims.assign(tensor->sizes().begin(), tensor->sizes().end());
+    buffer.address = tensor->mutable_data_ptr();
+    const auto [known, inserted] = host_buffers.emplace(buffer_name, buffer);
+    if (!inserted && known->second.address != buffer.address) {
+      return {ErrorKind::kState, "buffer " + buffer_name + " is kept by the host, and method " +
+                                     name +
+                                     " has a copy of its own: lower the program with "
+                                     "share_mutable_buffers=True"};
+    }
+  }
+  return {};
+}
+
+Session::Session(std::shared_ptr<const ProgramFile> program)
+    : program_(std::move(program)), parts_(std::make_unique<Parts>()) {}
+
+Session::~Session() = default;
+
+Result<std::shared_ptr<Session>> Session::create(std::shared_ptr<const ProgramFile> program) {
+  std::shared_ptr<Session> session(new Session(std::move(program)));
+  ETQNN_TRY(session->load(std::make_shared<StateStore>()));
+  return session;
+}
+
+Status Session::load(std::shared_ptr<StateStore> store) {
+  EtLogCapture log;
+  (void)take_failure();
+  parts_->token.emplace(store, program_->options().libraries);
+  parts_->store = std::move(store);
+  ETQNN_TRY(parts_->load_shared_arenas(*program_));
+  for (const std::string& name : program_->methods()) {
+    ETQNN_TRY(parts_->load_method(*program_, name));
+  }
+  parts_->each_arena([](Arena& arena) { arena.seal(); });
+  return {};
+}
+
+Result<std::shared_ptr<Session>> Session::fork() const {
+  std::lock_guard<std::mutex> lock(parts_->mutex);
+  std::shared_ptr<StateStore> store;
+  {
+    std::lock_guard<std::mutex> store_lock(parts_->store->mutex());
+    ETQNN_ASSIGN(store, parts_->store->fork());
+  }
+  std::shared_ptr<Session> twin(new Session(program_));
+  ETQNN_TRY(twin->load(std::move(store)));
+  // Only what holds state has to be copied, but that does not show in the plan.
+  std::vector<Arena*> from, to;
+  parts_->each_arena([&from](Arena& arena) { from.push_back(&arena); });
+  twin->parts_->each_arena([&to](Arena& arena) { to.push_back(&arena); });
+  for (size_t i = 0; i < from.size(); ++i) {
+    std::memcpy(to[i]->data(), from[i]->data(), from[i]->size());
+  }
+  return twin;
+}
+
+namespace {
+
+Status check_input(const InputValue& value, const ValueInfo& want, size_t index,
+                   const std::string& method) {
+  const std::string where = "input " + std::to_string(index) + " of method " + method;
+  const ValueKind kind = kind_of(value);
+  if (kind != want.kind) {
+    const std::string expected = want.kind == ValueKind::kTensor
+                                     ? describe_tensor(want.type, want.dims)
+                                     : describe_kind(want.kind);
+    return {ErrorKind::kState, where + " must be " + expected + ", got " + describe_kind(kind)};
+  }
+  if (kind != ValueKind::kTensor) return {};
+  const TensorView& tensor = std::get<TensorView>(value);
+  bool fits = tensor.type == want.type && tensor.dims.size() == want.dims.size();
+  size_t elements = 1;
+  for (size_t d = 0; fits && d < tensor.dims.size(); ++d) {
+    // A dynamic dimension may be smaller than its bound; ExecuTorch knows which are.
+    fits = tensor.dims[d] >= 0 && tensor.dims[d] <= want.dims[d];
+    elements *= static_cast<size_t>(tensor.dims[d]);
+  }
+  if (!fits) {
+    return {ErrorKind::kState, where + " must be " + describe_tensor(want.type, want.dims) +
+                                   ", got " + describe_tensor(tensor.type, tensor.dims)};
+  }
+  const size_t bytes = elements * element_bytes(static_cast<ScalarType>(tensor.type));
+  if (tensor.bytes != bytes) {
+    return {ErrorKind::kState, where + " is " + describe_tensor(tensor.type, tensor.dims) +
+                                   " and takes " + std::to_string(bytes) + " bytes, got " +
+                                   std::to_string(tensor.bytes)};
+  }
+  if (tensor.data == nullptr && bytes > 0) return {ErrorKind::kState, where + " has no memory"};
+  return {};
+}
+
+// What a TensorImpl refers to.
+struct TensorParts {
+  std::vector<executorch::aten::SizesType> sizes;
+  std::vector<executorch::aten::DimOrderType> dim_order;
+  std::vector<executorch::aten::StridesType> strides;
+  std::optional<executorch::aten::TensorImpl> impl;
+};
+
+et::EValue to_evalue(const InputValue& value, TensorParts& parts) {
+  if (const auto* tensor = std::get_if<TensorView>(&value)) {
+    const size_t rank = tensor->dims.size();
+    parts.sizes.assign(tensor->dims.begin(), tensor->dims.end());
+    parts.dim_order.resize(rank);
+    parts.strides.resize(rank);
+    int32_t stride = 1;
+    for (size_t d = rank; d-- > 0;) {
+      parts.dim_order[d] = static_cast<executorch::aten::DimOrderType>(d);
+      parts.strides[d] = stride;
+      stride *= std::max(parts.sizes[d], 1);
+    }
+    // ExecuTorch reads inputs only, but has no tensor type that says so.
+    parts.impl.emplace(static_cast<executorch::aten::ScalarType>(tensor->type),
+                       static_cast<ssize_t>(rank), parts.sizes.data(),
+                       const_cast<void*>(tensor->data), parts.dim_order.data(),
+                       parts.strides.data());
+    return et::EValue(executorch::aten::Tensor(&*parts.impl));
+  }
+  if (const auto* number = std::get_if<int64_t>(&value)) return et::EValue(*number);
+  if (const auto* number = std::get_if<double>(&value)) return et::EValue(*number);
+  if (const auto* flag = std::get_if<bool>(&value)) return et::EValue(*flag);
+  return et::EValue();
+}
+
+Status copy_output(const et::EValue& value, OutputValue& output, const std::string& where) {
+  output.scalar = std::monostate();
+  if (value.isTensor()) {
+    const auto& tensor = value.toTensor();
+    output.type = static_cast<int8_t>(tensor.scalar_type());
+    output.dims.assign(tensor.sizes().begin(), tensor.sizes().end());
+    if (tensor.nbytes() > output.capacity) {
+      return {ErrorKind::kInvalid, where + " takes " + std::to_string(tensor.nbytes()) +
+                                       " bytes, there is room for " +
+                                       std::to_string(output.capacity)};
+    }
+    if (tensor.nbytes() > 0) std::memcpy(output.data, tensor.const_data_ptr(), tensor.nbytes());
+  } else if (value.isInt()) {
+    output.scalar = value.toInt();
+  } else if (value.isDouble()) {
+    output.scalar = value.toDouble();
+  } else if (value.isBool()) {
+    output.scalar = value.toBool();
+  } else if (value.isString()) {
+    const auto text = value.toString();
+    output.scalar = std::string(text.data(), text.size());
+  } else if (!value.isNone()) {
+    return {ErrorKind::kRuntime, where + " is of a kind that cannot be returned"};
+  }
+  return {};
+}
+
+}  // namespace
+
+Status Session::run(const std::string& name, const std::vector<InputValue>& inputs,
+                    std::vector<OutputValue>& outputs) {
+  std::lock_guard<std::mutex> lock(parts_->mutex);
+  EtLogCapture log;
+  (void)take_failure();
+  const auto found = parts_->methods.find(name);
+  if (found == parts_->methods.end()) return program_->method(name).status();
+  LoadedMethod& loaded = *found->second;
+  const std::vector<ValueInfo>& wanted = loaded.info.inputs;
+  if (inputs.size() != wanted.size()) {
+    return {ErrorKind::kState, "method " + name + " takes " + std::to_string(wanted.size()) +
+                                   " inputs, got " + std::to_string(inputs.size())};
+  }
+  if (outputs.size() != loaded.info.outputs.size()) {
+    return {ErrorKind::kInvalid,
+            "method " + name + " has " + std::to_string(loaded.info.outputs.size()) + " outputs"};
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    ETQNN_TRY(check_input(inputs[i], wanted[i], i, name));
+  }
+  std::vector<TensorParts> parts(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const et::Error error = loaded.method->set_input(to_evalue(inputs[i], parts[i]), i);
+    if (error == et::Error::Ok) continue;
+    const Status status = executorch_failure(
+        error, "input " + std::to_string(i) + " of method " + name + " does not fit");
+    return {ErrorKind::kState, status.message(), status.code()};
+  }
+  if (const et::Error error = loaded.method->execute(); error != et::Error::Ok) {
+    return executorch_failure(error, "method " + name + " failed");
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    ETQNN_TRY(copy_output(loaded.method->get_output(i), outputs[i],
+                          "output " + std::to_string(i) + " of method " + name));
+  }
+  return {};
+}
+
+std::vector<StateInfo> Session::state() const {
+  std::lock_guard<std::mutex> lock(parts_->mutex);
+  std::lock_guard<std::mutex> store_lock(parts_->store->mutex());
+  std::vector<StateInfo> all;
+  for (const auto& entry : parts_->store->slots()) {
+    const StateSlot& slot = *entry.second;
+    all.push_back({slot.descriptor(), to_string(slot.binding()), slot.front(), slot.bound_input,
+                   slot.bound_output});
+  }
+  for (const auto& entry : parts_->host_buffers) {
+    const HostBuffer& buffer = entry.second;
+    all.push_back({buffer.descriptor, "host", buffer.address, nullptr, nullptr});
+  }
+  return all;
+}
+
+namespace {
+
+Status no_buffer(const std::string& name) {
+  return {ErrorKind::kState, "the program has no mutable buffer " + name};
+}
+
+Status wrong_size(const StateDescriptor& descriptor, size_t bytes) {
+  return {ErrorKind::kState, "buffer " + descriptor.describe() + " has " +
+                                 std::to_string(descriptor.host_bytes()) + " bytes, got " +
+                                 std::to_string(bytes)};
+}
+
+}  // namespace
+
+Result<StateDescriptor> Session::describe_state(const std::string& name) const {
+  std::lock_guard<std::mutex> lock(parts_->mutex);
+  if (const StateSlot* slot = parts_->store->find(name)) return slot->descriptor();
+  const auto host = parts_->host_buffers.find(name);
+  if (host == parts_->host_buffers.end()) return no_buffer(name);
+  return host->second.descriptor;
+}
+
+Status Session::read_state(const std::string& name, void* values, size_t bytes) const {
+  std::lock_guard<std::mutex> lock(parts_->mutex);
+  std::lock_guard<std::mutex> store_lock(parts_->store->mutex());
+  if (const StateSlot* slot = parts_->store->find(name)) {
+    return parts_->store->read(*slot, values, bytes);
+  }
+  const auto host = parts_->host_buffers.find(name);
+  if (host == parts_->host_buffers.end()) return no_buffer(name);
+  if (bytes != host->second.descriptor.host_bytes()) {
+    return wrong_size(host->second.descriptor, bytes);
+  }
+  std::memcpy(values, host->second.address, bytes);
+  return {};
+}
+
+Status Session::write_state(const std::string& name, const void* values, size_t bytes) {
+  std::lock_guard<std::mutex> lock(parts_->mutex);
+  std::lock_guard<std::mutex> store_lock(parts_->store->mutex());
+  if (StateSlot* slot = parts_->store->find(name)) {
+    return parts_->store->write(*slot, values, bytes);
+  }
+  const auto host = parts_->host_buffers.find(name);
+  if (host == parts_->host_buffers.end()) return no_buffer(name);
+  if (bytes != host->second.descriptor.host_bytes()) {
+    return wrong_size(host->second.descriptor, bytes);
+  }
+  std::memcpy(host->second.address, values, bytes);
+  return {};
+}
+
+Status Session::reset_state() {
+  std::lock_guard<std::mutex> lock(parts_->mutex);
+  std::lock_guard<std::mutex> store_lock(parts_->store->mutex());
+  parts_->store->reset();
+  parts_->each_arena([](Arena& arena) { arena.restore(); });
+  return {};
+}
+
+std::vector<StateRecord> Session::records() const {
+  std::vector<StateRecord> records;
+  for (const auto& entry : parts_->store->slots()) {
+    records.push_back({entry.second->descriptor(), entry.second->front()});
+  }
+  for (const auto& entry : parts_->host_buffers) {
+    records.push_back({entry.second.descriptor, entry.second.address});
+  }
+  return records;
+}
+
+Status Session::save_state(const std::string& path) const {
+  ETQNN_ASSIGN(const Digest digest, program_->digest());
+  std::lock_guard<std::mutex> lock(parts_->mutex);
+  std::lock_guard<std::mutex> store_lock(parts_->store->mutex());
+  return write_state_file(path, digest, records());
+}
+
+Status Session::load_state(const std::string& path) {
+  ETQNN_ASSIGN(const Digest digest, program_->digest());
+  std::lock_guard<std::mutex> lock(parts_->mutex);
+  std::lock_guard<std::mutex> store_lock(parts_->store->mutex());
+  return read_state_file(path, digest, records());
+}
+
+uint64_t Session::state_bytes_copied() const {
+  std::lock_guard<std::mutex> lock(parts_->mutex);
+  std::lock_guard<std::mutex> store_lock(parts_->store->mutex());
+  return parts_->store->bytes_copied();
+}
+
+}  // namespace executorch_qnn

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// What a mutable buffer is, independent of who uses it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/api.h"
+#include "memory/convert.h"
+#include "qnn/abi.h"
+
+namespace executorch_qnn {
+
+// How stored integers stand for real numbers: real = (q + offset) * scale.
+struct StateEncoding {
+  bool quantized = false;
+  float scale = 0;
+  int32_t offset = 0;
+
+  bool operator==(const StateEncoding& other) const {
+    return quantized == other.quantized &&
+           (!quantized || (scale == other.scale && offset == other.offset));
+  }
+};
+
+// The identity of a mutable buffer: its fully qualified name, and what must agree for two users of
+// that name to mean the same memory.
+struct ETQNN_API StateDescriptor {
+  std::string name;
+  ScalarType host_type = ScalarType::kFloat32;          // how the model declares it
+  abi::DataType stored_type = abi::DataType::kFloat16;  // how it lies in memory
+  std::vector<uint32_t> dims;
+  StateEncoding encoding;
+
+  size_t elements() const;
+  size_t stored_bytes() const { return elements() * element_bytes(stored_type); }
+  size_t host_bytes() const { return elements() * element_bytes(host_type); }
+  bool operator==(const StateDescriptor& other) const;
+  // "cache: float32[1, 4] stored as FLOAT16"
+  std::string describe() const;
+};
+
+}  // namespace executorch_qnn

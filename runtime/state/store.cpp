@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "state/store.h"
+
+#include <cstring>
+#include <utility>
+
+namespace executorch_qnn {
+namespace {
+
+Status wrong_size(const StateDescriptor& descriptor, size_t size) {
+  return {ErrorKind::kState, "buffer " + descriptor.describe() + " has " +
+                                 std::to_string(descriptor.host_bytes()) + " bytes, got " +
+                                 std::to_string(size)};
+}
+
+}  // namespace
+
+const char* to_string(StateBinding binding) {
+  switch (binding) {
+    case StateBinding::kInPlace:
+      return "in_place";
+    case StateBinding::kDoubleBuffer:
+      return "double_buffer";
+    case StateBinding::kReadOnly:
+      return "read_only";
+    case StateBinding::kWriteOnly:
+      return "write_only";
+  }
+  return "unknown";
+}
+
+size_t StateDescriptor::elements() const {
+  size_t count = 1;
+  for (uint32_t dim : dims) count *= dim;
+  return count;
+}
+
+bool StateDescriptor::operator==(const StateDescriptor& other) const {
+  return name == other.name && host_type == other.host_type && stored_type == other.stored_type &&
+         dims == other.dims && encoding == other.encoding;
+}
+
+std::string StateDescriptor::describe() const {
+  std::string text = name + ": " + executorch_qnn::describe(host_type, dims) + " stored as " +
+                     to_string(stored_type);
+  if (encoding.quantized) {
+    text += " with scale " + std::to_string(encoding.scale) + " and offset " +
+            std::to_string(encoding.offset);
+  }
+  return text;
+}
+
+Result<StateSlot*> StateStore::bind(const StateDescriptor& descriptor, StateBinding binding,
+                                    const InitialValue& initial) {
+  if (!conversion(descriptor.host_type, descriptor.stored_type)) {
+    return Status(ErrorKind::kState,
+                  "buffer " + descriptor.describe() + ": types do not go together");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_ptr<StateSlot>& slot = slots_[descriptor.name];
+  if (slot == nullptr) {
+    auto made = std::make_unique<StateSlot>();
+    made->descriptor_ = descriptor;
+    made->initial_ = initial;
+    made->binding_ = binding;
+    auto region = Region::allocate(descriptor.stored_bytes());
+    if (!region.ok()) {
+      slots_.erase(descriptor.name);
+      return region.status();
+    }
+    made->front_ = std::move(region).value();
+    fill(*made);
+    slot = std::move(made);
+  } else {
+    const InitialValue& known = slot->initial_;
+    if (!(slot->descriptor_ == descriptor)) {
+      return Status(ErrorKind::kState,
+                    "buffer " + descriptor.name + " is declared twice and differently: " +
+                        slot->descriptor_.describe() + "; " + descriptor.describe());
+    }
+    const bool same = known.data == initial.data ||
+                      (known.data != nullptr && initial.data != nullptr &&
+                       std::memcmp(known.data, initial.data, descriptor.stored_bytes()) == 0);
+    if (!same) {
+      return Status(ErrorKind::kState,
+                    "buffer " + descriptor.name + " is declared with two initial values");
+    }
+    // kDoubleBuffer outranks kInPlace outranks the one-sided ones; reader and writer make in-place.
+    if (binding != slot->binding_ && slot->binding_ != StateBinding::kDoubleBuffer) {
+      slot->binding_ = binding == StateBinding::kDoubleBuffer ? StateBinding::kDoubleBuffer
+                                                              : StateBinding::kInPlace;
+    }
+  }
+  if (binding == StateBinding::kDoubleBuffer && slot->back_.address() == nullptr) {
+    // Not filled: a graph writes all of it before anybody reads it.
+    ETQNN_ASSIGN(slot->back_, Region::allocate(descriptor.stored_bytes()));
+  }
+  return slot.get();
+}
+
+StateSlot* StateStore::find(const std::string& name) const {
+  const auto found = slots_.find(name);
+  return found == slots_.end() ? nullptr : found->second.get();
+}
+
+void StateStore::fill(StateSlot& slot) {
+  if (slot.initial_.data == nullptr) {
+    std::memset(slot.front_.address(), 0, slot.front_.size());
+  } else {
+    std::memcpy(slot.front_.address(), slot.initial_.data, slot.front_.size());
+  }
+  bytes_copied_ += slot.front_.size();
+}
+
+void StateStore::reset() {
+  for (auto& entry : slots_) fill(*entry.second);
+}
+
+Result<std::shared_ptr<StateStore>> StateStore::fork() {
+  auto twin = std::make_shared<StateStore>();
+  for (const auto& entry : slots_) {
+    const StateSlot& slot = *entry.second;
+    auto copy = std::make_unique<StateSlot>();
+    copy->descriptor_ = slot.descriptor_;
+    copy->initial_ = slot.initial_;
+    copy->binding_ = slot.binding_;
+    ETQNN_ASSIGN(copy->front_, Region::allocate(slot.front_.size()));
+    std::memcpy(copy->front_.address(), slot.front_.address(), slot.front_.size());
+    twin->bytes_copied_ += slot.front_.size();
+    if (slot.back_.address() != nullptr) {
+      ETQNN_ASSIGN(copy->back_, Region::allocate(slot.back_.size()));
+    }
+    twin->slots_[entry.first] = std::move(copy);
+  }
+  return twin;
+}
+
+Status StateStore::read(const StateSlot& slot, void* host, size_t size) {
+  const StateDescriptor& d = slot.descriptor_;
+  if (size != d.host_bytes()) return wrong_size(d, size);
+  to_host(*conversion(d.host_type, d.stored_type), slot.front_.address(), host, d.elements(),
+          element_bytes(d.stored_type));
+  bytes_copied_ += d.stored_bytes();
+  return {};
+}
+
+Status StateStore::write(StateSlot& slot, const void* host, size_t size) {
+  const StateDescriptor& d = slot.descriptor_;
+  if (size != d.host_bytes()) return wrong_size(d, size);
+  const Conversion how = *conversion(d.host_type, d.stored_type);
+  if (how == Conversion::kInt64Int32) {
+    // Checked before a byte changes.
+    const auto* values = static_cast<const int64_t*>(host);
+    for (size_t i = 0; i < d.elements(); ++i) {
+      if (values[i] < INT32_MIN || values[i] > INT32_MAX) {
+        return Status(ErrorKind::kState,
+                      "buffer " + d.describe() + " cannot hold " + std::to_string(values[i]));
+      }
+    }
+  }
+  to_npu(how, host, slot.front_.address(), d.elements(), element_bytes(d.stored_type));
+  bytes_copied_ += d.stored_bytes();
+  return {};
+}
+
+}  // namespace executorch_qnn
