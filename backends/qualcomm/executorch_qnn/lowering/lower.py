@@ -11,11 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager
-from executorch.exir.backend.backend_api import (
-    MethodProgramsPartitionerSpec,
-    to_backend,
-    validation_disabled,
-)
+from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.program._program import _generate_edge_program
 from torch.export import ExportedProgram
@@ -28,6 +24,7 @@ from ..ops.registry import aten_op, table
 from ..partition import QnnPartitioner
 from ..target import Target
 from .decompose import decompositions, functionalise, open_node, refresh_outputs
+from .delegates import called_by_shape
 from .program import Program
 
 Module: TypeAlias = torch.nn.Module
@@ -199,7 +196,7 @@ class _Lowering:
             p.mutated = mutated
             p.data = programs[name].state_dict
         lowered = self._delegate(programs, partitioners)
-        with self.stage("edge"):
+        with self.stage("edge"), called_by_shape(lowered.values()):
             config = EdgeCompileConfig(_check_ir_validity=False)
             edge = {}
             for name, ep in lowered.items():
@@ -225,7 +222,7 @@ class _Lowering:
                 programs, {name: _Tagged(t) for name, t in tags.items()}
             )
             try:
-                with self.stage("compile"), validation_disabled():
+                with self.stage("compile"):
                     return dict(to_backend(spec))
             except GraphRefused as e:
                 self._split(e, partitioners)

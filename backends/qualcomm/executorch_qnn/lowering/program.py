@@ -21,6 +21,7 @@ from ..compile.backend import DelegateInfo
 from ..partition import Ownership, Plan
 from ..report import CpuOpReport, DelegateReport, MethodReport, Report, StateReport
 from ..target import Target
+from .delegates import called_by_shape
 
 META_KEY = "executorch_qnn.meta"
 
@@ -50,9 +51,10 @@ class Program:
         edge._named_data_store.add_named_data(META_KEY, self._meta())
         hosts = [o.fqn for p in plans.values() for o in p.owners if o.owner == "host"]
         passes = [InitializedMutableBufferPass(sorted(set(hosts)))] if hosts else []
-        self.executorch: ExecutorchProgramManager = edge.to_executorch(
-            ExecutorchBackendConfig(passes=passes)
-        )
+        with called_by_shape(edge.exported_program(name) for name in edge.methods):
+            self.executorch: ExecutorchProgramManager = edge.to_executorch(
+                ExecutorchBackendConfig(passes=passes)
+            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the `.pte`; an existing file is replaced only by a complete one."""
