@@ -96,7 +96,7 @@ bool set_diagnostics_file(const std::string& path) {
     fd = above_standard(fd);
     if (fd < 0) return false;
     // Text that waits in a buffer would be lost in the crash that it explains.
-    setvbuf(stdout, nullptr, _IOLBF, 0);
+    setvbuf(stdout, nullptr, _IONBF, 0);
   }
   int previous = g_diagnostics_fd.exchange(fd);
   if (previous >= 0) close(previous);

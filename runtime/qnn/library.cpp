@@ -40,7 +40,7 @@ Status not_loadable(const std::string& file) {
 const char* advice(uint64_t code) {
   switch (code) {
     case abi::kErrorContextBinary:
-      return "a context binary loads only on the QAIRT version it was compiled with or a newer one";
+      return "a context binary loads on the same QAIRT version that compiled it or a newer one";
     case abi::kErrorDeviceConfig:
       return "this library does not know the target SoC";
     default:
