@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import QnnError
-from .output import Output, UsageError, standard_output
+from .output import Output, UsageError, library_warnings, standard_output
 
 _COMMANDS = ("doctor", "targets", "lower", "inspect", "run", "llm")
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; `argv` defaults to the process's arguments."""
     parser = build_parser()
     args = parser.parse_args(argv)
-    with standard_output() as stdout:
+    with standard_output() as stdout, library_warnings(shown=args.verbose):
         out = Output(stdout, json=args.json, verbose=args.verbose)
         try:
             code = args.run(args, out)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .pte import PteFile
 
 _BACKEND = "QnnDelegate"
+# The payload's numbers for how a slot is bound, as names; see docs/state.md.
+_BINDINGS = ("in_place", "double_buffer", "read_only", "write_only")
 
 
 def register(commands: Commands) -> None:
@@ -34,16 +36,26 @@ def register(commands: Commands) -> None:
     parser.set_defaults(run=_run)
 
 
-def _scalar_type(number: int) -> str:
-    from executorch.exir.scalar_type import ScalarType
+# ExecuTorch's element types: their names in a program, in the order of their numbers.
+_SCALAR_TYPES = {
+    "BYTE": "uint8",
+    "CHAR": "int8",
+    "SHORT": "int16",
+    "INT": "int32",
+    "LONG": "int64",
+    "HALF": "float16",
+    "FLOAT": "float32",
+    "DOUBLE": "float64",
+    "COMPLEX32": "complex32",
+    "COMPLEX64": "complex64",
+    "COMPLEX128": "complex128",
+    "BOOL": "bool",
+}
 
-    names = {"BYTE": "uint8", "CHAR": "int8", "SHORT": "int16", "INT": "int32", "LONG": "int64"}
-    names |= {"HALF": "float16", "FLOAT": "float32", "DOUBLE": "float64"}
-    try:
-        name = str(ScalarType(number).name)
-    except ValueError:
-        return f"scalar type {number}"
-    return names.get(name, name.lower())
+
+def _scalar_type(number: int) -> str:
+    names = list(_SCALAR_TYPES.values())
+    return names[number] if 0 <= number < len(names) else f"scalar type {number}"
 
 
 def _qnn_dtype(number: int) -> str:
@@ -67,17 +79,16 @@ def _io(entry: IOEntry) -> dict[str, Any]:
 
 
 def _state(entry: StateEntry) -> dict[str, Any]:
-    from ..compile.build import Binding
     from ..compile.ir import DType
 
     count = 1
     for extent in entry.shape:
         count *= extent
     try:
-        binding = Binding(entry.binding).name.lower()
+        binding = _BINDINGS[entry.binding]
         nbytes = count * DType(entry.dtype).itemsize
-    except ValueError as error:
-        raise IncompatiblePayload(f"state {entry.fqn}: {error}") from None
+    except (ValueError, IndexError):
+        raise IncompatiblePayload(f"state {entry.fqn} has an unknown type or binding") from None
     return {
         "fqn": entry.fqn,
         "dtype": _scalar_type(entry.scalar_type),
@@ -107,36 +118,36 @@ def _payload(payload: Payload) -> dict[str, Any]:
     }
 
 
-def _value(value: Any) -> dict[str, Any] | int | float | bool | str | None:
+def _value(value: dict[str, Any]) -> Any:
     """A value of ExecuTorch's program: a tensor's facts, or the constant itself."""
-    if hasattr(value, "sizes"):
-        return {"dtype": _scalar_type(value.scalar_type), "shape": list(value.sizes)}
-    for name in ("int_val", "double_val", "bool_val", "string_val"):
-        if hasattr(value, name):
-            constant: int | float | bool | str = getattr(value, name)
-            return constant
-    return None
+    facts = value.get("val") or {}
+    if value["val_type"] == "Tensor":
+        name = facts["scalar_type"]
+        return {"dtype": _SCALAR_TYPES.get(name, name.lower()), "shape": facts["sizes"]}
+    return next((facts[key] for key in facts if key.endswith("_val")), None)
 
 
-def _method(file: PteFile, plan: Any, payloads: list[Payload]) -> dict[str, Any]:
+def _method(file: PteFile, plan: dict[str, Any], payloads: list[Payload]) -> dict[str, Any]:
     from ..compile.payload import unpack
 
     delegates = []
-    for delegate in plan.delegates:
+    for delegate in plan["delegates"]:
         data = file.delegate_data(delegate)
-        facts: dict[str, Any] = {"id": delegate.id, "bytes": len(data)}
-        if delegate.id == _BACKEND:
+        facts: dict[str, Any] = {"id": delegate["id"], "bytes": len(data)}
+        if delegate["id"] == _BACKEND:
             payload = unpack(data)
             payloads.append(payload)
             facts |= _payload(payload)
         delegates.append(facts)
     return {
-        "name": plan.name,
-        "inputs": [_value(plan.values[index].val) for index in plan.inputs],
-        "outputs": [_value(plan.values[index].val) for index in plan.outputs],
+        "name": plan["name"],
+        "inputs": [_value(plan["values"][index]) for index in plan["inputs"]],
+        "outputs": [_value(plan["values"][index]) for index in plan["outputs"]],
         "delegates": delegates,
-        "cpu_ops": [".".join(filter(None, (op.name, op.overload))) for op in plan.operators],
-        "planned_bytes": sum(plan.non_const_buffer_sizes[1:]),
+        "cpu_ops": [
+            ".".join(filter(None, (op["name"], op["overload"]))) for op in plan["operators"]
+        ],
+        "planned_bytes": sum(plan["non_const_buffer_sizes"][1:]),
     }
 
 
@@ -180,11 +191,18 @@ def examine(path: str, library: Any | None) -> dict[str, Any]:
     Raises:
         QnnError: no program, or a damaged one.
     """
+    try:
+        return _examine(path, library)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise QnnError(f"{path} is damaged: {type(error).__name__} while reading it") from error
+
+
+def _examine(path: str, library: Any | None) -> dict[str, Any]:
     from .pte import PteFile
 
     with PteFile(path) as file:
         payloads: list[Payload] = []
-        methods = [_method(file, plan, payloads) for plan in file.program.execution_plan]
+        methods = [_method(file, plan, payloads) for plan in file.program["execution_plan"]]
         constants = {}
         for method in list(methods):
             if not method["inputs"] and not method["delegates"] and not method["cpu_ops"]:
@@ -203,7 +221,7 @@ def examine(path: str, library: Any | None) -> dict[str, Any]:
             for entry in payload.states:
                 state.setdefault(entry.fqn, _state(entry) | {"graphs": []})
                 state[entry.fqn]["graphs"].append(payload.graph)
-        document = {
+        return {
             "file": str(path),
             "bytes": file.size,
             "methods": methods,
@@ -212,8 +230,6 @@ def examine(path: str, library: Any | None) -> dict[str, Any]:
             "state": list(state.values()),
             "named_data": [{"key": key, "bytes": len(data)} for key, data in named.items()],
         }
-        named.clear()
-        return document
 
 
 def _shaped(fact: Any) -> str:

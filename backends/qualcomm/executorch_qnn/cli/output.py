@@ -65,6 +65,25 @@ def standard_output() -> Iterator[TextIO]:
         os.close(kept)
 
 
+@contextlib.contextmanager
+def library_warnings(*, shown: bool) -> Iterator[None]:
+    """Unless they are `shown`, keeps the warnings of the libraries that we use off stderr."""
+    if shown:
+        yield
+        return
+    import logging
+    import warnings
+
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
 def table(rows: Iterable[Sequence[object]], header: Sequence[str] | None = None) -> str:
     """Left-aligned columns, two spaces apart."""
     lines = [[str(cell) for cell in row] for row in rows]
