@@ -135,7 +135,11 @@ def _method(file: PteFile, plan: dict[str, Any], payloads: list[Payload]) -> dic
         data = file.delegate_data(delegate)
         facts: dict[str, Any] = {"id": delegate["id"], "bytes": len(data)}
         if delegate["id"] == _BACKEND:
-            payload = unpack(data)
+            try:
+                payload = unpack(data)
+            except IncompatiblePayload as error:
+                where = f"{file.path}, method {plan['name']}"
+                raise IncompatiblePayload(f"{where}: {error}") from None
             payloads.append(payload)
             facts |= _payload(payload)
         delegates.append(facts)
