@@ -192,7 +192,7 @@ class Session:
             raise StateError(f"the values for {fqn} are on {values.device}: move them to the CPU")
         dense = values.detach().contiguous().numpy()
         with running():
-            self._native.write_state(fqn, dense)
+            self._native.write_state(fqn, dense.data)
 
     def reset_state(self) -> None:
         """Gives every buffer its initial value again."""
