@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// The state store, its host view and its files.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <random>
+
+#include "check.h"
+#include "core/digest.h"
+#include "core/half.h"
+#include "memory/convert.h"
+#include "state/state_file.h"
+#include "state/store.h"
+
+using namespace executorch_qnn;
+
+namespace {
+
+StateDescriptor descriptor(const std::string& name, std::vector<uint32_t> dims,
+                           ScalarType host = ScalarType::kFloat32,
+                           abi::DataType stored = abi::DataType::kFloat16) {
+  StateDescriptor d;
+  d.name = name;
+  d.dims = std::move(dims);
+  d.host_type = host;
+  d.stored_type = stored;
+  return d;
+}
+
+struct TempFolder {
+  std::string path;
+  TempFolder() {
+    char name[] = "/tmp/etqnn-test-XXXXXX";
+    path = mkdtemp(name);
+  }
+  ~TempFolder() { [[maybe_unused]] int result = std::system(("rm -r " + path).c_str()); }
+  std::string file(const char* name) const { return path + "/" + name; }
+};
+
+std::vector<char> slurp(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void spill(const std::string& path, const std::vector<char>& bytes) {
+  std::ofstream(path, std::ios::binary)
+      .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------- values
+
+TEST(half_conversion_rounds_clamps_and_keeps_specials) {
+  const float inf = std::numeric_limits<float>::infinity();
+  // Enough of them that the vector code runs as well as the tail.
+  const float from[] = {0.0f,    -0.0f,          1.0f,       65504.0f, 65519.9f, 65520.0f,
+                        1e9f,    -1e9f,          inf,        -inf,     NAN,      6e-8f,
+                        2.9e-8f, 2.98023224e-8f, 6.1035e-5f, 0.3333f,  2049.f,   2051.f};
+  const uint16_t expected[] = {0x0000, 0x8000, 0x3C00, 0x7BFF, 0x7BFF, 0x7BFF,
+                               0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0x0001,
+                               0x0000, 0x0000, 0x0400, 0x3555, 0x6800, 0x6802};
+  constexpr size_t kCount = sizeof expected / sizeof *expected;
+  uint16_t fast[kCount], portable[kCount], wide[kCount];
+  to_half(from, fast, kCount);
+  internal::to_half_portable(from, portable, kCount);
+  double doubles[kCount];
+  for (size_t i = 0; i < kCount; ++i) doubles[i] = from[i];
+  to_half(doubles, wide, kCount);
+  for (size_t i = 0; i < kCount; ++i) {
+    CHECK_EQ(fast[i], expected[i]);
+    CHECK_EQ(portable[i], expected[i]);
+    CHECK_EQ(wide[i], expected[i]);
+  }
+}
+
+TEST(doubles_are_rounded_once) {
+  // Just above the middle of 1 and 1 + 2^-10; rounding to float first would make a tie of it.
+  const double from = 1.0 + 0x1p-11 + 0x1p-40;
+  uint16_t half = 0;
+  to_half(&from, &half, 1);
+  CHECK_EQ(half, 0x3C01);
+}
+
+TEST(fast_and_portable_half_conversions_agree) {
+  std::mt19937 random(3);
+  std::vector<float> from(1 << 20);
+  for (float& value : from) {
+    const uint32_t bits = random();
+    std::memcpy(&value, &bits, 4);
+  }
+  std::vector<uint16_t> fast(from.size()), portable(from.size());
+  to_half(from.data(), fast.data(), from.size());
+  internal::to_half_portable(from.data(), portable.data(), from.size());
+  CHECK(fast == portable);
+  std::vector<uint16_t> all(65536);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
+  std::vector<float> a(all.size()), b(all.size());
+  from_half(all.data(), a.data(), all.size());
+  internal::from_half_portable(all.data(), b.data(), all.size());
+  CHECK(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (std::isnan(a[i])) continue;
+    uint16_t back = 0;
+    to_half(&a[i], &back, 1);
+    CHECK_EQ(back, all[i]);
+  }
+}
+
+TEST(an_int64_beyond_32_bits_is_noticed) {
+  int32_t to[3];
+  const int64_t fine[] = {INT32_MIN, -1, INT32_MAX};
+  CHECK(to_npu(Conversion::kInt64Int32, fine, to, 3, 4));
+  CHECK_EQ(to[0], INT32_MIN);
+  for (int64_t bad : {int64_t{1} << 31, -(int64_t{1} << 31) - 1, INT64_MIN, int64_t{1} << 32}) {
+    const int64_t values[] = {0, bad, 0};
+    CHECK(!to_npu(Conversion::kInt64Int32, values, to, 3, 4));
+  }
+}
+
+// ------------------------------------------------------------------------------------- digests
+
+TEST(digests_are_the_standard_ones) {
+  const auto hex = [](const Digest& digest) {
+    std::string text;
+    char two[3];
+    for (uint8_t byte : digest) {
+      std::snprintf(two, sizeof two, "%02x", byte);
+      text += two;
+    }
+    return text;
+  };
+  CHECK_EQ(hex(Sha256::of("abc", 3)),
+           "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  CHECK_EQ(hex(Sha256::of("", 0)),
+           "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  CHECK_EQ(crc32("123456789", 9), 0xCBF43926u);
+}
+
+TEST(digests_do_not_depend_on_how_bytes_arrive) {
+  std::mt19937 random(4);
+  std::vector<uint8_t> bytes(1000);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
+  for (size_t size : {0, 1, 55, 56, 63, 64, 65, 127, 128, 1000}) {
+    Sha256 pieces;
+    for (size_t at = 0; at < size;) {
+      const size_t n = std::min<size_t>(1 + random() % 70, size - at);
+      pieces.update(bytes.data() + at, n);
+      at += n;
+    }
+    CHECK(pieces.finish() == Sha256::of(bytes.data(), size));
+    const size_t cut = size / 3;
+    CHECK_EQ(crc32(bytes.data() + cut, size - cut, crc32(bytes.data(), cut)),
+             crc32(bytes.data(), size));
+  }
+  uint32_t a[8] = {1, 2, 3, 4, 5, 6, 7, 8}, b[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  internal::sha256_portable(a, bytes.data(), 15);
+  internal::sha256_best()(b, bytes.data(), 15);
+  CHECK(std::memcmp(a, b, sizeof a) == 0);
+}
+
+// ------------------------------------------------------------------------------------- the store
+
+TEST(slots_are_aligned_and_start_from_their_initial_value) {
+  StateStore store;
+  const auto initial = std::make_shared<std::vector<uint16_t>>(4, uint16_t{0x3C00});
+  CHECK_VALUE(zeros, store.bind(descriptor("z", {3, 5}), StateBinding::kInPlace, {}));
+  CHECK_VALUE(ones,
+              store.bind(descriptor("o", {4}), StateBinding::kInPlace, {initial, initial->data()}));
+  for (const StateSlot* slot : {zeros, ones}) {
+    CHECK_EQ(reinterpret_cast<uintptr_t>(slot->front()) % 128, 0u);
+  }
+  float values[15];
+  CHECK_OK(store.read(*zeros, values, sizeof values));
+  for (float value : values) CHECK_EQ(value, 0.0f);
+  CHECK_OK(store.read(*ones, values, 4 * sizeof(float)));
+  CHECK_EQ(values[3], 1.0f);
+}
+
+TEST(the_same_name_is_the_same_slot_if_the_descriptors_agree) {
+  StateStore store;
+  CHECK_VALUE(first, store.bind(descriptor("a.k", {2, 2}), StateBinding::kReadOnly, {}));
+  const float written[] = {1, 2, 3, 4};
+  CHECK_OK(store.write(*first, written, sizeof written));
+  CHECK_VALUE(second, store.bind(descriptor("a.k", {2, 2}), StateBinding::kInPlace, {}));
+  CHECK(first == second);
+  float values[4];
+  CHECK_OK(store.read(*second, values, sizeof values));
+  CHECK_EQ(values[2], 3.0f);
+  CHECK(second->binding() == StateBinding::kInPlace);
+
+  auto other = descriptor("a.k", {2, 2});
+  other.encoding = {true, 0.5f, 0};
+  for (const StateDescriptor& wrong :
+       {descriptor("a.k", {4}), descriptor("a.k", {2, 2}, ScalarType::kFloat16), other}) {
+    const Status status = store.bind(wrong, StateBinding::kInPlace, {}).status();
+    CHECK(status.kind() == ErrorKind::kState);
+    CHECK_CONTAINS(status.message(), "a.k: float32[2, 2] stored as FLOAT16");
+    CHECK_CONTAINS(status.message(), wrong.describe());
+  }
+}
+
+TEST(two_initial_values_for_one_buffer_are_refused) {
+  StateStore store;
+  const auto ones = std::make_shared<std::vector<uint16_t>>(2, uint16_t{0x3C00});
+  const auto same = std::make_shared<std::vector<uint16_t>>(*ones);
+  CHECK_OK(store.bind(descriptor("a", {2}), StateBinding::kInPlace, {ones, ones->data()}).status());
+  CHECK_OK(store.bind(descriptor("a", {2}), StateBinding::kInPlace, {same, same->data()}).status());
+  CHECK(!store.bind(descriptor("a", {2}), StateBinding::kInPlace, {}).ok());
+}
+
+TEST(double_buffers_change_places_without_a_copy) {
+  StateStore store;
+  CHECK_VALUE(slot, store.bind(descriptor("a", {2}), StateBinding::kDoubleBuffer, {}));
+  const void* front = slot->front();
+  const void* back = slot->target(StateBinding::kDoubleBuffer);
+  CHECK(front != back);
+  CHECK(slot->target(StateBinding::kInPlace) == front);
+  const uint64_t copied = store.bytes_copied();
+  const uint64_t epoch = store.epoch();
+  store.swap(*slot);
+  CHECK(slot->front() == back && slot->target(StateBinding::kDoubleBuffer) == front);
+  CHECK(store.epoch() != epoch);
+  CHECK_EQ(store.bytes_copied(), copied);
+}
+
+TEST(reset_restores_the_initial_values) {
+  StateStore store;
+  const auto initial = std::make_shared<std::vector<int32_t>>(1, 7);
+  CHECK_VALUE(slot, store.bind(descriptor("n", {}, ScalarType::kInt64, abi::DataType::kInt32),
+                               StateBinding::kDoubleBuffer, {initial, initial->data()}));
+  int64_t value = 99;
+  CHECK_OK(store.write(*slot, &value, sizeof value));
+  store.swap(*slot);
+  store.reset();
+  CHECK_OK(store.read(*slot, &value, sizeof value));
+  CHECK_EQ(value, 7);
+}
+
+TEST(a_fork_has_its_own_bytes) {
+  StateStore store;
+  CHECK_VALUE(slot, store.bind(descriptor("a", {2}), StateBinding::kInPlace, {}));
+  const float written[] = {1, 2};
+  CHECK_OK(store.write(*slot, written, sizeof written));
+  CHECK_VALUE(twin, store.fork());
+  StateSlot* copy = twin->find("a");
+  CHECK(copy != nullptr && copy->front() != slot->front());
+  store.reset();
+  float values[2];
+  CHECK_OK(twin->read(*copy, values, sizeof values));
+  CHECK_EQ(values[1], 2.0f);
+  twin->reset();
+  CHECK_OK(twin->read(*copy, values, sizeof values));
+  CHECK_EQ(values[1], 0.0f);
+}
+
+TEST(writes_that_do_not_fit_change_nothing) {
+  StateStore store;
+  CHECK_VALUE(slot, store.bind(descriptor("n", {2}, ScalarType::kInt64, abi::DataType::kInt32),
+                               StateBinding::kInPlace, {}));
+  const int64_t fine[] = {1, 2};
+  CHECK_OK(store.write(*slot, fine, sizeof fine));
+  const int64_t large[] = {5, int64_t{1} << 40};
+  CHECK_CONTAINS(store.write(*slot, large, sizeof large).message(), "1099511627776");
+  CHECK(store.write(*slot, fine, sizeof fine - 1).kind() == ErrorKind::kState);
+  int64_t values[2];
+  CHECK_OK(store.read(*slot, values, sizeof values));
+  CHECK_EQ(values[0], 1);
+}
+
+// ------------------------------------------------------------------------------------- files
+
+namespace {
+
+struct Saved {
+  TempFolder folder;
+  std::string path = folder.file("state");
+  Digest program = Sha256::of("program", 7);
+  float k[6] = {1, 2, 3, 4, 5, 6};
+  int32_t n = 42;
+
+  std::vector<StateRecord> records() {
+    return {{descriptor("k", {2, 3}, ScalarType::kFloat32, abi::DataType::kFloat32), k},
+            {descriptor("n", {}, ScalarType::kInt32, abi::DataType::kInt32), &n}};
+  }
+  Saved() { CHECK_OK(write_state_file(path, program, records())); }
+  // What is in memory must be as it was after a refused load.
+  void check_refused(const std::vector<char>& bytes) {
+    spill(path, bytes);
+    k[0] = -1;
+    n = -2;
+    CHECK(!read_state_file(path, program, records()).ok());
+    CHECK_EQ(k[0], -1.0f);
+    CHECK_EQ(n, -2);
+  }
+};
+
+}  // namespace
+
+TEST(saved_state_comes_back) {
+  Saved saved;
+  saved.k[5] = saved.n = 0;
+  CHECK_OK(read_state_file(saved.path, saved.program, saved.records()));
+  CHECK_EQ(saved.k[5], 6.0f);
+  CHECK_EQ(saved.n, 42);
+}
+
+TEST(saving_replaces_the_file_whole_or_not_at_all) {
+  Saved saved;
+  saved.n = 43;
+  CHECK_OK(write_state_file(saved.path, saved.program, saved.records()));
+  CHECK_OK(read_state_file(saved.path, saved.program, saved.records()));
+  CHECK_EQ(saved.n, 43);
+  const Status status =
+      write_state_file(saved.folder.file("no/such/folder"), saved.program, saved.records());
+  CHECK(status.kind() == ErrorKind::kIo);
+  size_t files = 0;
+  for (const char* name : {"state", "no"})
+    files += access(saved.folder.file(name).c_str(), F_OK) == 0;
+  CHECK_EQ(files, 1u);
+}
+
+TEST(state_of_another_program_is_refused) {
+  Saved saved;
+  saved.n = -1;
+  const Status status = read_state_file(saved.path, Sha256::of("other", 5), saved.records());
+  CHECK(status.kind() == ErrorKind::kState);
+  CHECK_CONTAINS(status.message(), "another program");
+  CHECK_EQ(saved.n, -1);
+}
+
+TEST(state_of_other_buffers_is_refused) {
+  Saved saved;
+  auto records = saved.records();
+  records[0].descriptor.dims = {3, 2};
+  CHECK_CONTAINS(read_state_file(saved.path, saved.program, records).message(),
+                 "this program has k: float32[3, 2]");
+  records = saved.records();
+  records.pop_back();
+  CHECK_CONTAINS(read_state_file(saved.path, saved.program, records).message(), "buffer n");
+  records = saved.records();
+  float extra = 0;
+  records.push_back({descriptor("x", {}, ScalarType::kFloat32, abi::DataType::kFloat32), &extra});
+  CHECK_CONTAINS(read_state_file(saved.path, saved.program, records).message(), "buffer x");
+}
+
+TEST(damaged_state_files_leave_the_state_alone) {
+  Saved saved;
+  const std::vector<char> good = slurp(saved.path);
+  for (size_t size = 1; size < good.size(); ++size) {
+    saved.check_refused({good.begin(), good.begin() + static_cast<ptrdiff_t>(size)});
+  }
+  for (size_t bit = 0; bit < 8 * good.size(); ++bit) {
+    if (bit / 8 == 10 || bit / 8 == 11) continue;  // the minor version
+    auto flipped = good;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+    saved.check_refused(flipped);
+  }
+  auto longer = good;
+  longer.push_back(0);
+  saved.check_refused(longer);
+}
+
+TEST_MAIN()
