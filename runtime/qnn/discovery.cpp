@@ -67,7 +67,9 @@ class Search {
 
   void ask_loader() {
     result_.looked_at.push_back("system: the dynamic loader's default folders");
-    StdoutCapture quiet;
+    // One that is loaded answers to its name, wherever it came from.
+    if (dlopen(kHtpLibrary, RTLD_LAZY | RTLD_NOLOAD) != nullptr) return;
+    StdoutCapture quiet(StdoutCapture::kStdoutAndStderr);
     void* handle = dlopen(kHtpLibrary, RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) return;
     Dl_info info{};

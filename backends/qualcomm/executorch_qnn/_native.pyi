@@ -15,18 +15,14 @@ class Error(RuntimeError):
         code: QNN's error code (ExecuTorch's for kind "runtime"), or 0.
     """
 
-    kind: Literal[
-        "library_not_found", "incompatible", "invalid", "qnn", "state", "io", "runtime"
-    ]
+    kind: Literal["library_not_found", "incompatible", "invalid", "qnn", "state", "io", "runtime"]
     code: int
 
 # ---------------------------------------------------------------- libraries
 
 _Version: TypeAlias = tuple[int, int, int]
 
-def find_library(
-    path: str | None = None, extra: Sequence[str] = ()
-) -> list[tuple[str, str]]:
+def find_library(path: str | None = None, extra: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Every folder of QNN libraries, best first, as (how it was found, folder).
 
     `path` is a folder of libraries or the root of an SDK; when given, no other place is looked at.
@@ -216,9 +212,7 @@ class LoadedContext:
     def execute(self, graph: str, inputs: dict[str, Buffer]) -> dict[str, bytes]:
         """Runs a graph once on inputs by name, in the types and shapes of the graph."""
 
-def inspect_context(
-    library: Library, source: str | PathLike[str] | Buffer
-) -> _ContextInfo:
+def inspect_context(library: Library, source: str | PathLike[str] | Buffer) -> _ContextInfo:
     """What a context binary, given as a path or in memory, says about itself."""
 
 # ---------------------------------------------------------------- running programs
