@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,13 @@ class CompileOptions:
     Attributes:
         target: name of the SoC; the only part that is stored in the program.
         qnn_libraries: folder of the QNN libraries on this machine.
-        in_place: see `compile.build.build`.
+        in_place, states: see `compile.build.build`.
     """
 
     target: str
     qnn_libraries: str | None = None
     in_place: bool = True
+    states: Mapping[str, str] | None = None
 
     def spec(self) -> CompileSpec:
         """As ExecuTorch carries it: local settings travel on the object, not in the file."""
@@ -109,7 +111,13 @@ class QnnDelegate(BackendDetails):  # type: ignore[misc]
         options = next(CompileOptions.of(s) for specs in compile_specs.values() for s in specs)
         built = {
             method: [
-                build(ep, f"{method}_{i}", in_place=options.in_place) for i, ep in enumerate(eps)
+                build(
+                    ep,
+                    f"{method}_{i}",
+                    states=CompileOptions.of(specs).states,
+                    in_place=options.in_place,
+                )
+                for i, (ep, specs) in enumerate(zip(eps, compile_specs[method], strict=True))
             ]
             for method, eps in edge_programs.items()
         }

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+from ..aliasing import buffer, mutated_buffers
 from ..errors import LoweringError
 from ..ops.builder import Builder, Const, Refused, Value, internal, to_array
 from ..ops.registry import aten_op, lower_node, metadata
@@ -187,11 +188,11 @@ def _is_foldable(op: torch._ops.OpOverload) -> bool:
     )
 
 
-def constant_tensors(ep: ExportedProgram, mutated: set[str]) -> dict[str, torch.Tensor]:
-    """Placeholder name to tensor, for every parameter, constant and buffer that nobody writes."""
+def constant_tensors(ep: ExportedProgram, states: Container[str]) -> dict[str, torch.Tensor]:
+    """Placeholder name to tensor, for every parameter, constant and buffer that is no state."""
     found = {}
     for spec in ep.graph_signature.input_specs:
-        if spec.target is None or spec.kind is InputKind.USER_INPUT or spec.target in mutated:
+        if spec.target is None or spec.kind is InputKind.USER_INPUT or spec.target in states:
             continue
         t = ep.state_dict.get(spec.target)
         t = ep.constants.get(spec.target) if t is None else t
@@ -200,39 +201,40 @@ def constant_tensors(ep: ExportedProgram, mutated: set[str]) -> dict[str, torch.
     return found
 
 
-def mutated_buffers(ep: ExportedProgram) -> set[str]:
-    """Fully qualified names of the buffers that the program writes."""
-    return {
-        s.target
-        for s in ep.graph_signature.output_specs
-        if s.kind is OutputKind.BUFFER_MUTATION and s.target is not None
-    }
-
-
-def build(ep: ExportedProgram, name: str, *, in_place: bool = True) -> Built:
+def build(
+    ep: ExportedProgram,
+    name: str,
+    *,
+    states: Mapping[str, str] | None = None,
+    in_place: bool = True,
+) -> Built:
     """Builds the graph of one partition.
 
     Args:
-        ep: the partition.  Its BUFFER inputs that are written are state; all other parameters,
-            buffers and constants are static data.
+        ep: the partition.
         name: of the QNN graph.
+        states: names of the buffers that are state, and of their slots; those that `ep` writes
+            when `None`.  All other buffers, parameters and constants are static data.
         in_place: bind input and output of a state to one address where that is sound; False
             gives every state two regions (tests compare the two, bit by bit).
 
     Raises:
         LoweringError: a node has no QNN form (the partitioner should have kept it out).
     """
-    return _PartitionBuilder(ep, name, in_place).run()
+    if states is None:
+        states = {fqn: fqn for fqn in mutated_buffers(ep)}
+    return _PartitionBuilder(ep, name, states, in_place).run()
 
 
 class _PartitionBuilder:
-    def __init__(self, ep: ExportedProgram, name: str, in_place: bool) -> None:
+    def __init__(
+        self, ep: ExportedProgram, name: str, states: Mapping[str, str], in_place: bool
+    ) -> None:
         self.ep = ep
         self.b = Builder(name)
         self.in_place = in_place
-        mutated = mutated_buffers(ep)
-        self.env = Environment(self.b, constant_tensors(ep, mutated))
-        self.mutated = mutated
+        self.states = states
+        self.env = Environment(self.b, constant_tensors(ep, states))
 
     def run(self) -> Built:
         graph = self.ep.graph_module.graph
@@ -247,9 +249,9 @@ class _PartitionBuilder:
                         self.env.values[node] = self._constant(node)
                 elif node.op == "placeholder":
                     spec = specs[node.name]
-                    if spec.kind is InputKind.BUFFER and spec.target in self.mutated:
+                    if spec.kind is InputKind.BUFFER and spec.target in self.states:
                         assert spec.target is not None
-                        reads[spec.target] = self._state_input(node, spec.target)
+                        reads[spec.target] = self._state_input(node)
                     else:
                         inputs.append(self._input(node))
                 elif node.op == "call_function":
@@ -286,7 +288,7 @@ class _PartitionBuilder:
         self.env.values[node] = self.b.cast(value, result.dtype)
         return IO(value.tensor.name, result.torch_dtype, result.shape, dtype, value.tensor.shape)
 
-    def _state_input(self, node: torch.fx.Node, fqn: str) -> Value:
+    def _state_input(self, node: torch.fx.Node) -> Value:
         result = metadata(node)[0]
         value = self.b.input(f"{node.name}_in", result.shape, internal(result.torch_dtype))
         self.env.values[node] = value
@@ -296,7 +298,6 @@ class _PartitionBuilder:
         self, node: torch.fx.Node, reads: dict[str, Value]
     ) -> tuple[list[IO], list[State]]:
         outputs: list[IO] = []
-        states: list[State] = []
         taken: set[int] = set()
         written: dict[str, Tensor] = {}
         args: Sequence[Any] = node.args[0]  # type: ignore[assignment]
@@ -311,9 +312,8 @@ class _PartitionBuilder:
                 dtype = boundary_dtype(result.torch_dtype)
                 t = self._as_output(self._unpadded(value), dtype, f"{arg.name}_out", taken)
                 outputs.append(IO(t.name, result.torch_dtype, result.shape, dtype, t.shape))
-        for fqn, out in written.items():
-            states.append(self._state(fqn, reads.get(fqn), out))
-        return outputs, states
+        touched = dict.fromkeys((*written, *reads))
+        return outputs, [self._state(f, reads.get(f), written.get(f)) for f in touched]
 
     def _unpadded(self, value: Value) -> Value:
         """A wide, flat result of a matrix product in a shape that HTP writes without padding.
@@ -348,31 +348,29 @@ class _PartitionBuilder:
         taken.add(id(out))
         return out
 
-    def _state(self, fqn: str, read: Value | None, out: Tensor) -> State:
-        buffer = self.ep.state_dict.get(fqn)
-        buffer = self.ep.constants[fqn] if buffer is None else buffer
-        dtype = internal(buffer.dtype)
+    def _state(self, fqn: str, read: Value | None, out: Tensor | None) -> State:
+        initial = buffer(self.ep, fqn)
+        dtype = internal(initial.dtype)
         consumers = [] if read is None else self._consumers(read.tensor)
         source = read.tensor if read is not None and consumers else None
-        if source is None:
+        if out is None:
+            binding, why = Binding.READ_ONLY, "another method writes it"
+        elif source is None:
             binding, why = Binding.WRITE_ONLY, "the graph never reads the old value"
         else:
             sound, why = aliasing_is_sound(self.b.graph, source, out)
             sound = sound and self.in_place
             binding = Binding.IN_PLACE if sound else Binding.DOUBLE_BUFFER
-        initial = None
-        if bool((buffer != 0).any()):
-            initial = to_array(buffer, dtype)
         return State(
-            fqn,
-            buffer.dtype,
-            tuple(buffer.shape),
+            self.states[fqn],
+            initial.dtype,
+            tuple(initial.shape),
             dtype,
             source.name if source is not None else "",
-            out.name,
+            out.name if out is not None else "",
             binding,
             why,
-            initial,
+            to_array(initial, dtype) if bool((initial != 0).any()) else None,
         )
 
     def _consumers(self, tensor: Tensor | None) -> list[Node]:
@@ -456,6 +454,3 @@ def aliasing_is_sound(graph: Graph, source: Tensor, out: Tensor) -> tuple[bool, 
                 seen.add(id(result))
                 pending.append(result)
     return True, "the new value is computed place by place from the old one"
-
-
-Validate = Callable[[Sequence[Node]], Sequence[str | None]]

@@ -16,12 +16,13 @@ from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, Par
 from executorch.exir.program._program import _generate_edge_program
 from torch.export import ExportedProgram
 
-from ..aliasing import drop_idle_guards, guard_updates
-from ..compile.build import constant_nodes, constant_tensors, mutated_buffers
+from ..aliasing import state_slots
+from ..aliasing.updates import drop_idle_guards, guard_updates
+from ..compile.build import constant_nodes, constant_tensors
 from ..compile.compiler import CompileWorker, GraphRefused
 from ..errors import LoweringError, UnsupportedOp
 from ..ops.registry import aten_op, table
-from ..partition import QnnPartitioner
+from ..partition import Ownership, QnnPartitioner
 from ..target import Target
 from .decompose import decompositions, functionalise, open_node, refresh_outputs
 from .delegates import called_by_shape
@@ -179,13 +180,12 @@ class _Lowering:
     def run(
         self, exported: dict[str, ExportedProgram], constant_methods: Mapping[str, Any]
     ) -> Program:
-        mutated = set().union(*(mutated_buffers(ep) for ep in exported.values()))
         with self.stage("decompose"):
             programs = {}
             for name, ep in exported.items():
                 programs[name] = functionalise(ep, self.kept)
                 guard_updates(programs[name])
-        mutated = mutated.union(*(mutated_buffers(ep) for ep in programs.values()))
+        slots = state_slots(programs)
         partitioners = {
             name: QnnPartitioner(
                 self.target, qnn_libraries=self.qnn_libraries, in_place=self.in_place
@@ -193,7 +193,7 @@ class _Lowering:
             for name in programs
         }
         for name, p in partitioners.items():
-            p.mutated = mutated
+            p.states = slots[name]
             p.data = programs[name].state_dict
         lowered = self._delegate(programs, partitioners)
         with self.stage("edge"), called_by_shape(lowered.values()):
@@ -217,6 +217,7 @@ class _Lowering:
             ):
                 for name, ep in programs.items():
                     tags[name] = self._partition(ep, partitioners[name], worker)
+            _check_shared_states(partitioners)
             self._check_fallback(partitioners)
             spec = MethodProgramsPartitionerSpec(
                 programs, {name: _Tagged(t) for name, t in tags.items()}
@@ -287,6 +288,28 @@ class _Lowering:
             p.epochs[name] = (low + high) / 2
 
 
+def _check_shared_states(partitioners: Mapping[str, QnnPartitioner]) -> None:
+    """State of several methods must live in delegates: ExecuTorch gives each method its own copy.
+
+    Raises:
+        LoweringError: some method touches a shared buffer on the CPU, or in several partitions.
+    """
+    owners: dict[str, list[tuple[str, Ownership]]] = {}
+    for method, p in partitioners.items():
+        for o in p.plan.owners:
+            owners.setdefault(o.slot, []).append((method, o))
+    for slot, uses in owners.items():
+        hosts = [(m, o) for m, o in uses if o.owner == "host"]
+        if hosts and len(uses) > 1:
+            method, o = hosts[0]
+            raise LoweringError(
+                f"the mutable buffer {slot!r} is shared by the methods "
+                f"{', '.join(repr(m) for m, _ in uses)}, but no delegate can own it in {method!r}: "
+                f"{o.reason}. Methods share state only inside of delegates: touch it with ops that "
+                "QNN takes, or lower the methods without sharing it"
+            )
+
+
 def _can_open(node: torch.fx.Node) -> bool:
     op = aten_op(node.target)
     return op is not None and (op._can_decompose() or op in decompositions())
@@ -298,9 +321,8 @@ def _share_constants(ep: ExportedProgram, partitioner: QnnPartitioner) -> None:
     Constants are folded where they are used; a copy costs a node now and no byte later, because
     equal constants become one static tensor.
     """
-    constants = constant_nodes(
-        ep.graph, set(constant_tensors(ep, partitioner.mutated | mutated_buffers(ep)))
-    )
+    assert partitioner.states is not None
+    constants = constant_nodes(ep.graph, set(constant_tensors(ep, partitioner.states)))
     graph = ep.graph_module.graph
     for node in reversed(list(constants)):
         if node.op == "placeholder" or "delegation_tag" in node.meta:

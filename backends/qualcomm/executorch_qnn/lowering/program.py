@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -53,7 +54,7 @@ class Program:
         passes = [InitializedMutableBufferPass(sorted(set(hosts)))] if hosts else []
         with called_by_shape(edge.exported_program(name) for name in edge.methods):
             self.executorch: ExecutorchProgramManager = edge.to_executorch(
-                ExecutorchBackendConfig(passes=passes)
+                ExecutorchBackendConfig(passes=passes, emit_mutable_buffer_names=True)
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -109,30 +110,29 @@ class Program:
             for i in infos
         ]
         cpu_ops = [CpuOpReport(op.node, op.op, op.reason) for op in plan.cpu_ops]
-        return MethodReport(delegates, cpu_ops, [self._state(name, o, infos) for o in plan.owners])
+        return MethodReport(delegates, cpu_ops, [self._state(o, infos) for o in plan.owners])
 
-    def _state(self, method: str, owner: Ownership, infos: list[DelegateInfo]) -> StateReport:
-        buffer = _buffer(self._exported[method], owner.fqn)
-        dtype = str(buffer.dtype).removeprefix("torch.")
+    def _state(self, owner: Ownership, infos: list[DelegateInfo]) -> StateReport:
+        dtype = str(owner.dtype).removeprefix("torch.")
         for info in infos:
             for s in info.states:
-                if s.fqn == owner.fqn:
+                if s.fqn == owner.slot:
                     return StateReport(
                         fqn=s.fqn,
                         shape=s.shape,
                         dtype=dtype,
                         stored=s.dtype.name.lower(),
-                        nbytes=buffer.numel() * s.dtype.itemsize,
+                        nbytes=math.prod(s.shape) * s.dtype.itemsize,
                         owner="delegate",
                         binding=s.binding.name.lower(),
                         reason=s.why,
                     )
         return StateReport(
             fqn=owner.fqn,
-            shape=tuple(buffer.shape),
+            shape=owner.shape,
             dtype=dtype,
             stored=dtype,
-            nbytes=buffer.numel() * buffer.element_size(),
+            nbytes=math.prod(owner.shape) * owner.dtype.itemsize,
             owner=owner.owner,
             binding="",
             reason=owner.reason,
@@ -147,10 +147,3 @@ class Program:
             for name, ep in self._exported.items()
         }
         return json.dumps({"version": 1, "target": self.target.name, "methods": methods}).encode()
-
-
-def _buffer(ep: ExportedProgram, fqn: str) -> torch.Tensor:
-    found = ep.state_dict.get(fqn)
-    tensor = ep.constants[fqn] if found is None else found
-    assert isinstance(tensor, torch.Tensor)
-    return tensor

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -13,8 +15,8 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+from ..aliasing import buffer, state_slots
 from ..compile.backend import CompileOptions
-from ..compile.build import mutated_buffers
 from ..compile.compiler import CompileWorker
 from ..ops.registry import aten_op, table
 from ..target import Target
@@ -34,9 +36,16 @@ class CpuOp:
 
 @dataclass(frozen=True)
 class Ownership:
-    """Who owns a mutable buffer: `delegate` or `host`, and why."""
+    """Who owns a mutable buffer: `delegate` or `host`, and why.
+
+    Attributes:
+        fqn: the buffer's name in this method; `slot`: that of its slot in the program.
+    """
 
     fqn: str
+    slot: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
     owner: str
     reason: str
 
@@ -91,8 +100,8 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         self.epochs: dict[str, float] = {}
         """Node name to its place in a partition that had to be split; 0 for all others."""
         self.data: Mapping[str, torch.Tensor] | None = None
-        self.mutated: set[str] = set()
-        """Buffers that other methods of the program write: never constants here."""
+        self.states: Mapping[str, str] | None = None
+        """Names of the program's state buffers in this method, and of their slots."""
         self.plan = Plan()
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], None]:
@@ -101,7 +110,7 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         nodes = [n for n in ep.graph.nodes if n.op == "call_function" and aten_op(n.target) in kept]
         wanted = {op for n in nodes if (op := aten_op(n.target)) is not None}
         with CompileWorker(self.target, self.options.qnn_libraries) as worker:
-            support = Support(ep, worker, self.mutated | mutated_buffers(ep), self.data)
+            support = Support(ep, worker, self._states(ep), self.data)
             for node, reason in support.verdicts(nodes).items():
                 op = aten_op(node.target)
                 if reason and op is not None:
@@ -116,8 +125,8 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
 
     def tag(self, ep: ExportedProgram, worker: CompileWorker) -> dict[str, DelegationSpec]:
         """Tags every node that is delegated; see `plan` for the rest."""
-        mutated = self.mutated | mutated_buffers(ep)
-        support = Support(ep, worker, mutated, self.data)
+        states = self._states(ep)
+        support = Support(ep, worker, states, self.data)
         graph = ep.graph_module.graph
         compute = [n for n in graph.nodes if n.op == "call_function" and n not in support.constants]
         reasons = self._reasons(support, compute)
@@ -136,9 +145,13 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
             self.plan.partitions.setdefault(tag, []).append(node.name)
         _drop_without_inputs(ep, self.plan)
         _tag_constants(support.constants)
-        self._tag_states(ep)
-        spec = DelegationSpec("QnnDelegate", [self.options.spec()])
+        self._tag_states(ep, states)
+        options = dataclasses.replace(self.options, states=states)
+        spec = DelegationSpec("QnnDelegate", [options.spec()])
         return dict.fromkeys(self.plan.partitions, spec)
+
+    def _states(self, ep: ExportedProgram) -> Mapping[str, str]:
+        return state_slots({"": ep})[""] if self.states is None else self.states
 
     def _reasons(
         self, support: Support, nodes: list[torch.fx.Node]
@@ -176,41 +189,55 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
                 return f"its input {source.name} must come from outside: {why}"
         return None
 
-    def _tag_states(self, ep: ExportedProgram) -> None:
+    def _tag_states(self, ep: ExportedProgram, states: Mapping[str, str]) -> None:
         """Gives a buffer to a delegate when all that touches it lies in that one partition."""
-        placeholders = {
-            s.target: s.arg.name
-            for s in ep.graph_signature.input_specs
-            if s.kind is InputKind.BUFFER
-        }
         nodes = {n.name: n for n in ep.graph.nodes}
-        uses: dict[str, int] = {}
-        for spec in ep.graph_signature.output_specs:
-            uses[spec.arg.name] = uses.get(spec.arg.name, 0) + 1
-        for spec in ep.graph_signature.output_specs:
-            if spec.kind is not OutputKind.BUFFER_MUTATION or spec.target is None:
+        signature = ep.graph_signature
+        returned = Counter(s.arg.name for s in signature.output_specs)
+        updates = {
+            s.target: nodes[s.arg.name]
+            for s in signature.output_specs
+            if s.kind is OutputKind.BUFFER_MUTATION
+        }
+        for spec in signature.input_specs:
+            if spec.kind is not InputKind.BUFFER or spec.target not in states:
                 continue
-            old, new = nodes[placeholders[spec.target]], nodes[spec.arg.name]
-            owner, reason = "host", _why_host_owned(old, new, uses[new.name])
-            if reason is None:
-                owner, reason = "delegate", f"all that touches it is in {new.meta[_TAG]}"
-                old.meta[_TAG] = new.meta[_TAG]
-            self.plan.owners.append(Ownership(spec.target, owner, reason))
+            old, new = nodes[spec.arg.name], updates.get(spec.target)
+            tag, reason = _owning_partition(old, new, returned)
+            if tag is not None:
+                old.meta[_TAG] = tag
+            owner = "host" if tag is None else "delegate"
+            value = buffer(ep, spec.target)
+            slot, shape = states[spec.target], tuple(value.shape)
+            self.plan.owners.append(Ownership(spec.target, slot, shape, value.dtype, owner, reason))
 
 
-def _why_host_owned(old: torch.fx.Node, new: torch.fx.Node, uses: int) -> str | None:
-    tag = new.meta.get(_TAG)
-    if tag is None or new.op == "placeholder":
-        return f"its new value {new.name} is not computed by a delegate"
-    for user in old.users:
-        if user.meta.get(_TAG) != tag:
-            where = user.meta.get(_TAG, "the CPU")
-            return f"{user.name} on {where} reads it, {new.name} in {tag} writes it"
-    if uses > 1 or any(u.op != "output" for u in new.users):
+def _owning_partition(
+    old: torch.fx.Node, new: torch.fx.Node | None, returned: Mapping[str, int]
+) -> tuple[str | None, str]:
+    """The one partition that a buffer can live in, or `None`, and why.
+
+    Args:
+        old: the buffer's placeholder; `new`: its new value, if it is written.
+        returned: how often each node is returned.
+    """
+    touching = [*old.users, *([new] if new is not None else [])]
+    tags = {n.meta.get(_TAG): n for n in touching if n.op != "output"}
+    if new is not None and new.op == "placeholder":
+        return None, f"its new value {new.name} is an input that no delegate computes"
+    if None in tags:
+        return None, f"{tags[None].name} on the CPU touches it"
+    if returned[old.name]:
+        return None, f"its old value {old.name} is returned as it stands"
+    if len(tags) != 1:
+        where = ", ".join(f"{n.name} in {t}" for t, n in tags.items())
+        return None, f"several partitions touch it: {where}" if where else "nothing touches it"
+    (tag,) = tags
+    if new is not None:
         outside = [u for u in new.users if u.op != "output" and u.meta.get(_TAG) != tag]
-        if uses > 1 or outside:
-            return f"its new value {new.name} is used outside of {tag} as well"
-    return None
+        if outside or returned[new.name] > 1:
+            return None, f"its new value {new.name} is used outside of {tag} as well"
+    return tag, f"all that touches it is in {tag}"
 
 
 def _anchor(node: torch.fx.Node) -> torch.fx.Node:

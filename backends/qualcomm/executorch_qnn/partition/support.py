@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ class Support:
     Args:
         ep: functional ATen or edge program.
         worker: QNN, for one target.
-        mutated: fully qualified names of the buffers that any method of the program writes.
+        states: names of the buffers that any method of the program writes.
         data: real tensors of the state dict by name, when `ep` holds fake ones.
     """
 
@@ -34,12 +34,12 @@ class Support:
         self,
         ep: ExportedProgram,
         worker: CompileWorker,
-        mutated: set[str],
+        states: Container[str],
         data: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.ep = ep
         self.worker = worker
-        self.tensors = constant_tensors(ep, mutated)
+        self.tensors = constant_tensors(ep, states)
         if data:
             for spec in ep.graph_signature.input_specs:
                 if spec.arg.name in self.tensors and spec.target in data:

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Which mutable buffers of a program's methods are one slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from ..errors import LoweringError
+
+
+def mutated_buffers(ep: ExportedProgram) -> set[str]:
+    """Fully qualified names of the buffers that the program writes."""
+    return {
+        s.target
+        for s in ep.graph_signature.output_specs
+        if s.kind is OutputKind.BUFFER_MUTATION and s.target is not None
+    }
+
+
+def buffer(ep: ExportedProgram, fqn: str) -> torch.Tensor:
+    """The registered value of a buffer, persistent or not."""
+    found = ep.state_dict.get(fqn)
+    tensor = ep.constants[fqn] if found is None else found
+    assert isinstance(tensor, torch.Tensor)
+    return tensor
+
+
+def state_slots(programs: Mapping[str, ExportedProgram]) -> dict[str, dict[str, str]]:
+    """Method to its state: the buffer's name there, and the name of its slot.
+
+    Buffers of two methods are one slot if they have one fully qualified name or are one tensor (a
+    `reset` method often wraps the module whose buffer it clears, and sees it as `core.t`).  A slot
+    is state if any method writes it, also for methods that only read it.
+
+    Raises:
+        LoweringError: buffers of one slot differ in shape, type or registered value.
+    """
+    buffers = {
+        (method, spec.target): buffer(ep, spec.target)
+        for method, ep in programs.items()
+        for spec in ep.graph_signature.input_specs
+        if spec.kind is InputKind.BUFFER and spec.target is not None
+    }
+    slot_of_name: dict[str, str] = {}
+    slot_of_tensor: dict[object, str] = {}
+    members: dict[str, list[tuple[str, str]]] = {}
+    for (method, fqn), tensor in buffers.items():
+        key = _identity(tensor)
+        slot = slot_of_name.get(fqn) or slot_of_tensor.get(key) or fqn
+        slot_of_name.setdefault(fqn, slot)
+        slot_of_tensor.setdefault(key, slot)
+        members.setdefault(slot, []).append((method, fqn))
+    slots: dict[str, dict[str, str]] = {method: {} for method in programs}
+    written = {m: mutated_buffers(ep) for m, ep in programs.items()}
+    for slot, names in members.items():
+        if any(fqn in written[method] for method, fqn in names):
+            _check(slot, {name: buffers[name] for name in names})
+            for method, fqn in names:
+                slots[method][fqn] = slot
+    return slots
+
+
+def _identity(tensor: torch.Tensor) -> object:
+    try:
+        address = tensor.untyped_storage().data_ptr() or id(tensor)
+    except RuntimeError:  # a fake tensor
+        address = id(tensor)
+    return address, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _check(slot: str, tensors: Mapping[tuple[str, str], torch.Tensor]) -> None:
+    (first, reference), *others = tensors.items()
+    for name, tensor in others:
+        where = f"{first[1]!r} of method {first[0]!r} and {name[1]!r} of method {name[0]!r}"
+        if tensor.shape != reference.shape or tensor.dtype != reference.dtype:
+            raise LoweringError(
+                f"{where} are one state slot ({slot}) but differ: {reference.dtype}"
+                f"{list(reference.shape)} and {tensor.dtype}{list(tensor.shape)}; give the buffers "
+                "different names if they are not one state"
+            )
+        if _identity(tensor) != _identity(reference) and not torch.equal(tensor, reference):
+            raise LoweringError(
+                f"{where} are one state slot ({slot}) but are registered with different values; "
+                "give the buffers different names if they are not one state"
+            )
