@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -37,12 +38,14 @@ class CompileOptions:
         target: name of the SoC; the only part that is stored in the program.
         qnn_libraries: folder of the QNN libraries on this machine.
         in_place, states: see `compile.build.build`.
+        worker: an open one for this target; a new one is started when `None`.
     """
 
     target: str
     qnn_libraries: str | None = None
     in_place: bool = True
     states: Mapping[str, str] | None = None
+    worker: CompileWorker | None = None
 
     def spec(self) -> CompileSpec:
         """As ExecuTorch carries it: local settings travel on the object, not in the file."""
@@ -127,7 +130,10 @@ class QnnDelegate(BackendDetails):  # type: ignore[misc]
         fd, path = tempfile.mkstemp(prefix="executorch-qnn-", suffix=".bin")
         os.close(fd)
         try:
-            with CompileWorker(target, options.qnn_libraries) as worker:
+            with contextlib.ExitStack() as stack:
+                worker = options.worker or stack.enter_context(
+                    CompileWorker(target, options.qnn_libraries)
+                )
                 compiled = worker.compile(graphs, path)
                 opened = worker.opened
             context = FileBackedData(path, cleanup=True, sha256=compiled.sha256)

@@ -74,6 +74,10 @@ class CompileWorker:
     ) -> None:
         self.close()
 
+    def __deepcopy__(self, memo: object) -> CompileWorker:
+        """The worker itself: ExecuTorch copies what a compile spec carries."""
+        return self
+
     def close(self) -> None:
         """Ends the worker; the library is unloaded with it."""
         if self._process is not None:

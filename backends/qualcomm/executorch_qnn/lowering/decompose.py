@@ -8,7 +8,9 @@ unsound: it replays the buffer updates one after another, and gives wrong values
 
 from __future__ import annotations
 
+import builtins
 import functools
+import keyword
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from ..errors import LoweringError
@@ -44,6 +47,31 @@ def functionalise(ep: ExportedProgram, keep: Iterable[OpOverload]) -> ExportedPr
         return functional
     except Exception as e:
         raise LoweringError(f"torch cannot make the program functional: {e}") from e
+
+
+def rename_inputs(ep: ExportedProgram) -> None:
+    """Renames placeholders that are called like a Python builtin (`input`, `id`, `sum`, ...).
+
+    torch.export takes them over from `forward`, but torch.fx gives a node of a copied graph another
+    name, which the copied signature then does not know.
+    """
+    names = {
+        n.name: f"{n.name}_arg"
+        for n in ep.graph.nodes
+        if n.op == "placeholder" and (hasattr(builtins, n.name) or keyword.iskeyword(n.name))
+    }
+    if not names:
+        return
+    for node in ep.graph.nodes:
+        if node.op == "placeholder" and node.name in names:
+            node._rename(names[node.name])
+            node.target = node.name
+    for spec in (*ep.graph_signature.input_specs, *ep.graph_signature.output_specs):
+        if getattr(spec.arg, "name", None) in names:
+            spec.arg.name = names[spec.arg.name]
+        if spec.target in names and spec.kind is OutputKind.USER_INPUT_MUTATION:
+            spec.target = names[spec.target]
+    ep.graph_module.recompile()
 
 
 def open_node(

@@ -24,7 +24,13 @@ from ..errors import LoweringError, UnsupportedOp
 from ..ops.registry import aten_op, table
 from ..partition import Ownership, QnnPartitioner
 from ..target import Target
-from .decompose import decompositions, functionalise, open_node, refresh_outputs
+from .decompose import (
+    decompositions,
+    functionalise,
+    open_node,
+    refresh_outputs,
+    rename_inputs,
+)
 from .delegates import called_by_shape
 from .program import Program
 
@@ -184,6 +190,7 @@ class _Lowering:
             programs = {}
             for name, ep in exported.items():
                 programs[name] = functionalise(ep, self.kept)
+                rename_inputs(programs[name])
                 guard_updates(programs[name])
         slots = state_slots(programs)
         partitioners = {
@@ -209,12 +216,24 @@ class _Lowering:
     def _delegate(
         self, programs: dict[str, ExportedProgram], partitioners: dict[str, QnnPartitioner]
     ) -> dict[str, ExportedProgram]:
+        with CompileWorker(self.target, self.qnn_libraries) as worker:
+            for p in partitioners.values():
+                p.worker = worker
+            try:
+                return self._delegate_with(worker, programs, partitioners)
+            finally:
+                for p in partitioners.values():
+                    p.worker = None
+
+    def _delegate_with(
+        self,
+        worker: CompileWorker,
+        programs: dict[str, ExportedProgram],
+        partitioners: dict[str, QnnPartitioner],
+    ) -> dict[str, ExportedProgram]:
         for _ in range(_MAX_SPLITS):
             tags = {}
-            with (
-                self.stage("partition"),
-                CompileWorker(self.target, self.qnn_libraries) as worker,
-            ):
+            with self.stage("partition"):
                 for name, ep in programs.items():
                     tags[name] = self._partition(ep, partitioners[name], worker)
             _check_shared_states(partitioners)

@@ -102,6 +102,8 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         self.data: Mapping[str, torch.Tensor] | None = None
         self.states: Mapping[str, str] | None = None
         """Names of the program's state buffers in this method, and of their slots."""
+        self.worker: CompileWorker | None = None
+        """An open worker that compiles what is tagged; a new one is started if `None`."""
         self.plan = Plan()
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], None]:
@@ -146,7 +148,7 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         _drop_without_inputs(ep, self.plan)
         _tag_constants(support.constants)
         self._tag_states(ep, states)
-        options = dataclasses.replace(self.options, states=states)
+        options = dataclasses.replace(self.options, states=states, worker=self.worker)
         spec = DelegationSpec("QnnDelegate", [options.spec()])
         return dict.fromkeys(self.plan.partitions, spec)
 
