@@ -34,6 +34,31 @@ Number: TypeAlias = int | float | bool
 MAX_RANK = 5
 FP16_MAX = 65504.0
 
+# Ops whose output at a place depends on their inputs at that place alone, broadcasting aside.
+_POINTWISE = frozenset(
+    {
+        "Cast",
+        "ElementWiseAbs",
+        "ElementWiseAdd",
+        "ElementWiseDivide",
+        "ElementWiseExp",
+        "ElementWiseMaximum",
+        "ElementWiseMinimum",
+        "ElementWiseMultiply",
+        "ElementWiseNeg",
+        "ElementWiseNeuron",
+        "ElementWiseRsqrt",
+        "ElementWiseSelect",
+        "ElementWiseSquareRoot",
+        "ElementWiseSubtract",
+        "Gelu",
+        "Relu",
+        "ReluMinMax",
+        "Sigmoid",
+        "Tanh",
+    }
+)
+
 _INTERNAL: dict[torch.dtype, DType] = {
     torch.float32: DType.FLOAT16,
     torch.float16: DType.FLOAT16,
@@ -77,12 +102,14 @@ class Value:
     Attributes:
         shape: the torch shape; `()` is a 0-d value.
         dtype: the type that the graph computes in.
+        narrow: what this is a broadcast of, for ops that broadcast by themselves.
     """
 
     shape: Shape
     dtype: DType
     tensor: Tensor | None = None
     const: Const | None = None
+    narrow: Value | None = None
 
     @property
     def rank(self) -> int:
@@ -147,9 +174,13 @@ def to_array(tensor: torch.Tensor, dtype: DType) -> Array:
             if bool(beyond.any()):
                 t = torch.where(beyond, t.sign() * FP16_MAX, t)
         t = t.half()
-    elif dtype is DType.INT32 and t.dtype is torch.int64 and t.numel():
-        if int(t.max()) > 2**31 - 1 or int(t.min()) < -(2**31):
-            raise Refused("a constant does not fit into int32, HTP's widest integer")
+    elif (
+        dtype is DType.INT32
+        and t.dtype is torch.int64
+        and t.numel()
+        and (int(t.max()) > 2**31 - 1 or int(t.min()) < -(2**31))
+    ):
+        raise Refused("a constant does not fit into int32, HTP's widest integer")
     return np.ascontiguousarray(t.contiguous().numpy().astype(NUMPY[dtype], copy=False)).reshape(
         qnn_shape(tuple(t.shape))
     )
@@ -169,6 +200,8 @@ class Builder:
         self._cons: dict[object, list[Value]] = {}
         self._statics: dict[object, Tensor] = {}
         self._views: dict[int, Value] = {}
+        self._producers: dict[int, Node] = {}
+        self._values: dict[int, Value] = {}
         self._names: dict[str, int] = {}
 
     # -- values ------------------------------------------------------------------------------
@@ -190,8 +223,8 @@ class Builder:
         return tensor
 
     def input(self, name: str, shape: Shape, dtype: DType) -> Value:
-        t = Tensor(self.unique(name), dtype, qnn_shape(shape), Kind.INPUT)
-        return Value(shape, dtype, self.add_tensor(t))
+        t = self.add_tensor(Tensor(self.unique(name), dtype, qnn_shape(shape), Kind.INPUT))
+        return self._values.setdefault(id(t), Value(shape, dtype, t))
 
     def const(self, data: torch.Tensor | Array | Number, dtype: DType | None = None) -> Value:
         """A constant from data at hand."""
@@ -232,6 +265,7 @@ class Builder:
                     self.unique("const"), dtype, qnn_shape(shape), Kind.STATIC, data=LazyData(data)
                 )
                 self._statics[key] = self.add_tensor(t)
+                self._values[id(t)] = value
             value.tensor = self._statics[key]
         return value.tensor
 
@@ -283,8 +317,11 @@ class Builder:
             self.add_tensor(Tensor(f"{name}_out{i}", d, qnn_shape(s)))
             for i, (s, d) in enumerate(outputs)
         ]
-        self.graph.nodes.append(Node(name, type, ins, outs, params, self.source))
+        node = Node(name, type, ins, outs, params, self.source)
+        self.graph.nodes.append(node)
         values = [Value(s, d, t) for (s, d), t in zip(outputs, outs, strict=True)]
+        for v, t in zip(values, outs, strict=True):
+            self._producers[id(t)], self._values[id(t)] = node, v
         self._cons[key] = values
         return values
 
@@ -326,24 +363,122 @@ class Builder:
             return x
         if x.is_const:
             return self.derived(x, "reshape", lambda t: t.reshape(s), s)
-        base = self._views.get(id(x.tensor), x)
+        base = self.origin(x)
         if qnn_shape(s) == qnn_shape(base.shape):
             return Value(s, x.dtype, base.tensor)
         y = self.op("Reshape", [base], s)
         self._views.setdefault(id(y.tensor), base)
         return Value(s, x.dtype, y.tensor)
 
+    def producer(self, tensor: Tensor) -> Node | None:
+        """The op that computes `tensor`; `None` for inputs and constants."""
+        return self._producers.get(id(tensor))
+
+    def value_of(self, tensor: Tensor) -> Value:
+        """What an op's operand stands for: another op's result, an input, a constant."""
+        return self._values.get(id(tensor)) or Value(tensor.shape, tensor.dtype, tensor)
+
+    def base(self, x: Value) -> Value:
+        """The value that `x` is only another shape of; `x` itself if there is none."""
+        return self._views.get(id(x.tensor), x)
+
+    def origin(self, x: Value) -> Value:
+        """The value that `x` is a reshape of, or `x` itself."""
+        return self._views.get(id(x.tensor), x)
+
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:
+        """`x` with its axes permuted; a permutation that meets its inverse costs nothing."""
         p = tuple(perm)
-        if p == tuple(range(x.rank)):
-            return x
+        if (y := self.transposed_free(x, p)) is not None:
+            return y
+        if (y := self._pulled(x, p, {})) is not None:
+            return y
+        source, before = self._permutation(x)
+        if source is not x:
+            return self.transpose(source, [before[i] for i in p])
+        shape = tuple(x.shape[i] for i in p)
+        return self.op("Transpose", [x], shape, params={"perm": self.param(p)})
+
+    def _permutation(self, x: Value) -> tuple[Value, Shape]:
+        """The value and the permutation that `x` is made of."""
+        node = self._producers.get(id(x.tensor))
+        if node is None or node.type != "Transpose" or x.shape != node.outputs[0].shape:
+            return x, tuple(range(x.rank))
+        perm = node.params["perm"]
+        assert isinstance(perm, Tensor)
+        assert isinstance(perm.data, np.ndarray)
+        return self._values[id(node.inputs[0])], tuple(int(i) for i in perm.data)
+
+    def transposed_free(self, x: Value, p: Shape) -> Value | None:
+        """`transpose(x, p)` if that needs no op but a change of shape."""
         shape = tuple(x.shape[i] for i in p)
         if x.is_const:
             return self.derived(x, f"permute {p}", lambda t: t.permute(p), shape)
         moved = [i for i in p if x.shape[i] != 1]
-        if moved == sorted(moved):  # only axes of length one move
+        if moved == sorted(moved):  # at most axes of length one move
             return self.reshape(x, shape)
-        return self.op("Transpose", [x], shape, params={"perm": self.param(p)})
+        source, before = self._permutation(x)
+        return None if source is x else self.transposed_free(source, tuple(before[i] for i in p))
+
+    def _pulled(self, x: Value, p: Shape, seen: dict[int, Value | None]) -> Value | None:
+        """`transpose(x, p)` with no Transpose at all: `p` cancels upstream of pointwise ops.
+
+        Two convolutions with an activation or a residual sum between them compute in their own
+        layout that way.  The pointwise ops are emitted once more; if nobody needs their first form
+        any longer, it is dropped in the end.
+        """
+        key = id(x.tensor)
+        if key in seen:
+            return seen[key]
+        seen[key] = None  # not yet
+        if (y := self.transposed_free(x, p)) is not None:
+            seen[key] = y
+            return y
+        node = self._producers.get(key)
+        if node is None or node.outputs[0].shape != x.shape or len(node.outputs) > 1:
+            return None
+        shape = tuple(x.shape[i] for i in p)
+        params = dict(node.params)
+        if node.type == "Reshape":
+            return self._pulled_view(x, p, shape, seen)
+        if node.type == "Concat":
+            axis = params["axis"]
+            assert isinstance(axis, Scalar)
+            params["axis"] = u32(p.index(int(axis.value)))
+        elif node.type not in _POINTWISE:
+            return None
+        ins = []
+        for t in node.inputs:
+            v = self._values.get(id(t))
+            if v is not None and v.numel > 1:  # a single number broadcasts in any layout
+                if v.shape != t.shape or v.rank != len(p):
+                    return None
+                v = self.transposed_free(v, p) if v.is_const else self._pulled(v, p, seen)
+            if v is None:
+                return None
+            ins.append(v)
+        seen[key] = self.op(node.type, ins, shape, node.outputs[0].dtype, params)
+        return seen[key]
+
+    def _pulled_view(
+        self, x: Value, p: Shape, shape: Shape, seen: dict[int, Value | None]
+    ) -> Value | None:
+        """`_pulled` where `x` is its base with other axes of length one."""
+        base = self.base(x)
+        ones = [i for i, n in enumerate(base.shape) if n == 1]
+        long = [i for i, n in enumerate(base.shape) if n != 1]
+        if [n for n in x.shape if n != 1] != [base.shape[i] for i in long]:
+            return None
+        order = [i for i, n in enumerate(x.shape) if n != 1]
+        moved = [long[order.index(i)] for i in p if x.shape[i] != 1]
+        y = self._pulled(base, (*ones, *moved), seen)
+        return None if y is None else self.reshape(y, shape)
+
+    def numerically(self, x: Value, fn: Callable[[Value], Value]) -> Value:
+        """`fn(x)` for a `fn` that only moves elements, where QNN's op does not move bools."""
+        if x.dtype is not DType.BOOL8 or x.is_const:
+            return fn(x)
+        return self.cast(fn(self.cast(x, DType.FLOAT16)), DType.BOOL8)
 
     def slice(self, x: Value, dim: int, start: int, stop: int, step: int = 1) -> Value:
         """`x[..., start:stop:step, ...]` along `dim`, bounds already within the shape."""
@@ -355,11 +490,32 @@ class Builder:
         if x.is_const:
             index = (slice(None),) * dim + (slice(start, stop, step),)
             return self.derived(x, f"slice {dim} {start} {stop} {step}", lambda t: t[index], shape)
+        if x.dtype is DType.INT32 and step != 1:  # QAIRT 2.51 does not compile it as a slice
+            return self.gather(x, dim, self.const(torch.arange(start, stop, step)))
         ranges = [[0, s, 1] for s in x.shape]
         ranges[dim] = [start, stop, step]
-        return self.op(
-            "StridedSlice", [x], shape, params={"ranges": self.param(ranges, DType.INT32)}
-        )
+        return self.strided(x, shape, ranges)
+
+    def strided(self, x: Value, shape: Shape, ranges: Sequence[Sequence[int]]) -> Value:
+        """QNN's StridedSlice: `ranges` are start, stop and step of each axis; -1 stops below 0."""
+        params = {"ranges": self.param(ranges, DType.INT32)}
+        return self.numerically(x, lambda v: self.op("StridedSlice", [v], shape, params=params))
+
+    def gather(self, x: Value, dim: int, index: Value) -> Value:
+        """The places `index` (INT32, of any shape, none negative) of `x` along `dim`."""
+        shape = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
+        if index.rank != 1 and (dim or not index.rank or len(shape) == MAX_RANK):
+            # QNN gathers wrongly, or not at all, at some ranks of the two.
+            flat = self.gather(x, dim, self.reshape(index, (index.numel,)))
+            return self.reshape(flat, shape)
+        before, after = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
+        if x.rank == MAX_RANK or (before > 1 and dim == x.rank - 2 and not index.is_const):
+            # All QAIRT versions fetch rows by an index that is an input of the graph without regard
+            # to the axes before them, if only one axis follows.
+            x = self.reshape(x, (before, x.shape[dim], after, 1))
+            return self.reshape(self.gather(x, 1, index), shape)
+        params = {"axis": i32(dim)}
+        return self.numerically(x, lambda v: self.op("Gather", [v, index], shape, params=params))
 
     def concat(self, xs: Sequence[Value], dim: int) -> Value:
         if len(xs) == 1:
@@ -381,21 +537,88 @@ class Builder:
     def expand(self, x: Value, shape: Sequence[int]) -> Value:
         """`x` broadcast to `shape`."""
         s = tuple(shape)
-        if x.is_const:
-            return self.derived(x, "expand", lambda t: t.expand(s), s)
-        x = self.reshape(x, (1,) * (len(s) - x.rank) + x.shape)
-        times = [1 if a == b else b for a, b in zip(x.shape, s, strict=True)]
-        if all(n == 1 for n in times):
+        if s == x.shape:
             return x
-        return self.op("Tile", [x], s, params={"multiples": self.param(times)})
+        if x.is_const:
+            y = self.derived(x, "expand", lambda t: t.expand(s), s)
+        else:
+            aligned = self.reshape(x, (1,) * (len(s) - x.rank) + x.shape)
+            times = [1 if a == n else n for a, n in zip(aligned.shape, s, strict=True)]
+            y = self.tile(aligned, times)
+        return Value(s, y.dtype, y.tensor, y.const, narrow=x.narrow or x)
+
+    def tile(self, x: Value, times: Sequence[int]) -> Value:
+        """`x` repeated `times` along each axis."""
+        shape = tuple(n * k for n, k in zip(x.shape, times, strict=True))
+        if shape == x.shape:
+            return x
+        if x.is_const:
+            return self.derived(x, f"tile {times}", lambda t: t.repeat(tuple(times)), shape)
+        if x.rank <= 4 or (x.rank == MAX_RANK and x.dtype is DType.FLOAT16):
+            return self.op("Tile", [x], shape, params={"multiples": self.param(list(times))})
+        # QNN tiles integers and bools up to rank 4: axes that are repeated as one are one.
+        merged: list[list[int]] = []
+        for n, k in zip(x.shape, times, strict=True):
+            if merged and (k == 1 or merged[-1][0] == 1):
+                merged[-1] = [merged[-1][0] * n, merged[-1][1] * k]
+            else:
+                merged.append([n, k])
+        if len(merged) == x.rank:
+            self.refuse(f"QNN does not tile {x.dtype.name} of rank {x.rank}")
+        y = self.tile(self.reshape(x, [n for n, _ in merged]), [k for _, k in merged])
+        return self.reshape(y, shape)
 
     def binary(self, type: str, a: Value, b: Value, dtype: DType | None = None) -> Value:
         """An elementwise op of two values of one type, with broadcasting."""
-        a, b = self.align([a, b])
-        shape = torch.broadcast_shapes(a.shape, b.shape)
-        return self.op(type, [a, b], tuple(shape), dtype)
+        return self.elementwise(type, [a, b], dtype)
+
+    def elementwise(
+        self,
+        type: str,
+        values: Sequence[Value],
+        dtype: DType | None = None,
+        params: Mapping[str, Param] | None = None,
+    ) -> Value:
+        """An op of values that are broadcast to one shape; the type defaults to the first's."""
+        shape = broadcast(*(v.shape for v in values))
+        xs = list(values)
+        for i, v in enumerate(xs):  # the op broadcasts by itself
+            if v.narrow is not None:
+                others = (x.shape for x in (*xs[:i], *xs[i + 1 :]))
+                if broadcast(v.narrow.shape, *others) == shape:
+                    xs[i] = v.narrow
+        xs = self.align(xs)
+        if len(shape) <= 4:  # what all elementwise ops of QNN take
+            return self.op(type, xs, shape, dtype, params)
+        axes = merged_axes(shape, *(x.shape for x in xs))
+
+        def flat(s: Shape) -> Shape:
+            return tuple(math.prod(s[i] for i in group) for group in axes)
+
+        y = self.op(type, [self.reshape(x, flat(x.shape)) for x in xs], flat(shape), dtype, params)
+        return self.reshape(y, shape)
 
 
 def broadcast(*shapes: Shape) -> Shape:
     """The shape that `shapes` broadcast to."""
     return tuple(torch.broadcast_shapes(*shapes))
+
+
+def merged_axes(*shapes: Shape) -> list[list[int]]:
+    """Axes of equally long shapes in groups that may become one axis each, of all the shapes.
+
+    Neighbours form a group when each shape is long in both of them or one in both.
+    """
+    groups: list[list[int]] = []
+    kinds: list[set[int]] = []
+    for i, lengths in enumerate(zip(*shapes, strict=True)):
+        ones = {k for k, n in enumerate(lengths) if n == 1}
+        if len(ones) == len(shapes) and groups:
+            groups[-1].append(i)
+        elif groups and (kinds[-1] == ones or len(kinds[-1]) == len(shapes)):
+            groups[-1].append(i)
+            kinds[-1] = ones
+        else:
+            groups.append([i])
+            kinds.append(ones)
+    return groups

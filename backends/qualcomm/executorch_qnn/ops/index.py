@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Indexing: gather, scatter, embedding, sorting, and the writes that update caches.
+
+A write of rows into a buffer is one ScatterNd whose first input is the buffer itself, whatever
+PyTorch spelled it with: that is the form that can be bound in place (see
+`compile.build.aliasing_is_sound`).  Its index depends on the positions and on shapes only, so all
+buffers of one shape share it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ..compile.ir import DType, Kind
+from .builder import Builder, Number, Shape, Value, b8, broadcast, u32
+from .layout import axis, bounds
+from .registry import lowers
+
+aten = torch.ops.aten
+
+Indices = Mapping[int, Value]
+"""Axis to its index tensor, INT32, none negative."""
+
+
+# -- indices -----------------------------------------------------------------------------------
+
+
+def _index(b: Builder, index: Value, n: int, *, wraps: bool) -> Value:
+    """`index` into an axis of length `n`; with `wraps`, negative ones count from the end."""
+    if index.dtype is not DType.INT32:
+        b.refuse(f"indices of type {index.dtype.name} give a result of unknown shape")
+    if not wraps:
+        return index
+    if index.is_const:
+        return b.derived(index, f"wrap {n}", lambda t: torch.where(t < 0, t + n, t), index.shape)
+    below = b.binary("ElementWiseLess", index, b.value(0, DType.INT32), DType.BOOL8)
+    wrapped = b.binary("ElementWiseAdd", index, b.value(n, DType.INT32))
+    return _select(b, below, wrapped, index)
+
+
+def _advanced(b: Builder, x: Value, indices: Sequence[Value | None]) -> dict[int, Value]:
+    return {d: _index(b, i, x.shape[d], wraps=True) for d, i in enumerate(indices) if i is not None}
+
+
+class _Places:
+    """What advanced indexing of a tensor of `shape` reads or writes.
+
+    Attributes:
+        axes: the number of leading axes up to the last one that is indexed.
+        own: the indices' common shape.
+        shape: of the places along these axes, in PyTorch's order: `own` stands where the first
+            index stands if the indexed axes are neighbours, else in front.
+    """
+
+    def __init__(self, shape: Shape, indices: Indices) -> None:
+        self.source = shape
+        self.indices = indices
+        self.axes = max(indices) + 1
+        self.own = broadcast(*(i.shape for i in indices.values()))
+        first = min(indices)
+        free = [d for d in range(self.axes) if d not in indices]
+        neighbours = self.axes - first == len(indices)
+        self.start = first if neighbours else 0
+        before = free if neighbours else []
+        self.order: list[int | None] = [*before, *(None for _ in self.own)]
+        self.order += [d for d in free if d not in before]
+        own = iter(self.own)
+        self.shape = tuple(next(own) if d is None else shape[d] for d in self.order)
+
+    def coordinates(self, b: Builder) -> Value:
+        """INT32 `[*shape, axes]`, or a list `[numel, axes]`.
+
+        It is a list where QNN wants one: for single elements, and where its rank would be 5.
+        """
+        listed = self.axes == len(self.source) or len(self.shape) > 3 or not self.shape
+        to = (math.prod(self.shape), 1) if listed else (*self.shape, 1)
+        columns: list[Value] = []
+        for d in range(self.axes):
+            column = self._column(b, d)
+            if not listed:  # the new axis comes first: a broadcast of rank 4 at most
+                column = b.reshape(column, (*column.shape, 1))
+            column = b.reshape(b.expand(column, self.shape if listed else to), to)
+            if columns and columns[-1].is_const and column.is_const:
+                columns[-1] = b.concat([columns[-1], column], len(to) - 1)
+            else:
+                columns.append(column)
+        return b.concat(columns, len(to) - 1)
+
+    def _column(self, b: Builder, d: int) -> Value:
+        """The coordinates along axis `d`, in a shape that broadcasts to `shape`."""
+        if d not in self.indices:
+            steps = b.const(torch.arange(self.source[d]))
+            return b.reshape(steps, [self.source[d] if k == d else 1 for k in self.order])
+        index = self.indices[d]
+        after = len(self.order) - self.start - len(self.own)
+        leading = (1,) * (self.start + len(self.own) - index.rank)
+        return b.reshape(index, (*leading, *index.shape, *(1,) * after))
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+@lowers(aten.embedding.default)
+def embedding(b: Builder, weight: Value, index: Value, *_: object) -> Value:
+    return b.gather(weight, 0, index)
+
+
+@lowers(aten.index_select.default)
+def index_select(b: Builder, x: Value, dim: int, index: Value) -> Value:
+    if not x.rank:
+        return x
+    y = b.gather(x, axis(dim, x.rank), _index(b, index, 0, wraps=False))
+    return b.reshape(y, b.result.shape)
+
+
+@lowers(aten.index.Tensor)
+def index_tensor(b: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
+    at = _advanced(b, x, indices)
+    if len(at) == 1:
+        ((d, index),) = at.items()
+        return b.gather(x, d, index)
+    index = _Places(x.shape, at).coordinates(b)
+    shape = (*index.shape[:-1], *x.shape[index.shape[-1] :])
+    params = {"batch_dims": u32(0)}
+    y = b.numerically(x, lambda v: b.op("GatherNd", [v, index], shape, params=params))
+    return b.reshape(y, b.result.shape)
+
+
+@lowers(aten.gather.default)
+def gather(b: Builder, x: Value, dim: int, index: Value, *_: object) -> Value:
+    if not x.rank:
+        return b.expand(x, b.result.shape)
+    d = axis(dim, x.rank)
+    index = _index(b, index, 0, wraps=False)
+    for k, n in enumerate(index.shape):
+        x = x if k == d else b.slice(x, k, 0, n)
+    params = {"axis": u32(d)}
+    return b.numerically(
+        x, lambda v: b.op("GatherElements", [v, index], index.shape, params=params)
+    )
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def _write(b: Builder, x: Value, indices: Indices, values: Value, *, add: bool = False) -> Value:
+    """`x` with `values` at the places that `indices` name, as one ScatterNd."""
+    if add and x.dtype is DType.BOOL8:
+        b.refuse("QNN does not add bools")
+    places = _Places(x.shape, indices)
+    values = b.expand(b.cast(values, x.dtype), (*places.shape, *x.shape[places.axes :]))
+    target, indices = _unviewed(b, x, indices)
+    index = _Places(target.shape, indices).coordinates(b)
+    values = b.reshape(values, (*index.shape[:-1], *target.shape[index.shape[-1] :]))
+    params = {"reduction": u32(1 if add else 0)}
+    y = b.op("ScatterNd", [target, index, values], target.shape, params=params)
+    return b.reshape(y, x.shape)
+
+
+def _unviewed(b: Builder, x: Value, indices: Indices) -> tuple[Value, Indices]:
+    """Where `x` is a buffer with other axes of length one, the buffer, and its axis for `x`'s."""
+    base = b.base(x)
+    old = [d for d, n in enumerate(x.shape) if n != 1]
+    new = [d for d, n in enumerate(base.shape) if n != 1]
+    if len(indices) > 1 or [x.shape[d] for d in old] != [base.shape[d] for d in new]:
+        return x, indices
+    ((d, index),) = indices.items()
+    return (base, {new[old.index(d)]: index}) if d in old else (x, indices)
+
+
+@lowers(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(
+    b: Builder,
+    x: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool = False,
+    *_: object,
+) -> Value:
+    masks = [d for d, i in enumerate(indices) if i is not None and i.dtype is DType.BOOL8]
+    given = [i for i in indices if i is not None]
+    if len(masks) == len(given) == 1 and values.numel == 1 and not accumulate:
+        (mask,) = given  # x[mask] = number
+        rest = x.rank - masks[0] - mask.rank
+        mask = b.reshape(mask, (*(1,) * masks[0], *mask.shape, *(1,) * rest))
+        number = b.reshape(values, (1,) * x.rank)
+        return b.numerically(x, lambda v: _select(b, mask, b.cast(number, v.dtype), v))
+    return _write(b, x, _advanced(b, x, indices), values, add=accumulate)
+
+
+def _select(b: Builder, mask: Value, x: Value, y: Value) -> Value:
+    return b.op("ElementWiseSelect", [mask, x, y], broadcast(mask.shape, x.shape, y.shape), y.dtype)
+
+
+def _rows(b: Builder, x: Value, dim: int, index: Value) -> Indices:
+    """One axis, `index` of rank 1; PyTorch does not let it count from the end."""
+    return {axis(dim, x.rank): b.reshape(_index(b, index, 0, wraps=False), (index.numel,))}
+
+
+@lowers(aten.index_copy.default, keep=True)
+def index_copy(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
+    return _copy_rows(b, x, dim, index, source)
+
+
+@lowers(aten.index_add.default, keep=True)
+def index_add(
+    b: Builder, x: Value, dim: int, index: Value, source: Value, alpha: Number = 1
+) -> Value:
+    if alpha != 1:
+        source = b.binary("ElementWiseMultiply", source, b.value(alpha, source.dtype))
+    return _copy_rows(b, x, dim, index, source, add=True)
+
+
+def _copy_rows(
+    b: Builder, x: Value, dim: int, index: Value, source: Value, *, add: bool = False
+) -> Value:
+    if not x.rank:
+        x1, source = b.reshape(x, (1,)), b.reshape(source, (1,))
+        return b.reshape(_write(b, x1, _rows(b, x1, 0, index), source, add=add), ())
+    d = axis(dim, x.rank)
+    source = b.reshape(source, (*x.shape[:d], index.numel, *x.shape[d + 1 :]))
+    return _write(b, x, _rows(b, x, d, index), source, add=add)
+
+
+@lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, keep=True)
+def index_fill(b: Builder, x: Value, dim: int, index: Value, value: Value | Number) -> Value:
+    if not x.rank:
+        return b.expand(b.value(value, x.dtype), ())
+    return _write(b, x, _rows(b, x, dim, index), b.value(value, x.dtype))
+
+
+@lowers(aten.slice_scatter.default)
+def slice_scatter(
+    b: Builder,
+    x: Value,
+    source: Value,
+    dim: int,
+    start: int | None,
+    end: int | None,
+    step: int,
+) -> Value:
+    d = axis(dim, x.rank)
+    return _overwrite(b, x, source, d, *bounds(x.shape[d], start, end), step)
+
+
+@lowers(aten.select_scatter.default, keep=True)
+def select_scatter(b: Builder, x: Value, source: Value, dim: int, index: int) -> Value:
+    d = axis(dim, x.rank)
+    i = index % x.shape[d]
+    source = b.reshape(source, (*x.shape[:d], 1, *x.shape[d + 1 :]))
+    return _overwrite(b, x, source, d, i, i + 1, 1)
+
+
+def _overwrite(
+    b: Builder, x: Value, source: Value, d: int, start: int, end: int, step: int
+) -> Value:
+    source = b.cast(source, x.dtype)
+    n = x.shape[d]
+    if (start, end, step) == (0, n, 1):
+        return source
+    if start == end:
+        return x
+    if step == 1 and not _is_buffer(b, x):
+        before = [b.slice(x, d, 0, start)] if start else []
+        after = [b.slice(x, d, end, n)] if end < n else []
+        return b.concat([*before, source, *after], d)
+    return _write(b, x, {d: b.const(torch.arange(start, end, step))}, source)
+
+
+def _is_buffer(b: Builder, x: Value) -> bool:
+    """Whether `x` is an input of the graph, or one with some places overwritten."""
+    tensor = b.base(x).tensor
+    while tensor is not None and (node := b.producer(tensor)) and node.type == "ScatterNd":
+        tensor = node.inputs[0]
+    return tensor is not None and tensor.kind is Kind.INPUT
+
+
+@lowers(aten.scatter.src)
+def scatter(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
+    return _scatter(b, x, dim, index, source)
+
+
+@lowers(aten.scatter.value)
+def scatter_value(b: Builder, x: Value, dim: int, index: Value, value: Number) -> Value:
+    return _scatter(b, x, dim, index, b.expand(b.value(value, x.dtype), index.shape))
+
+
+@lowers(aten.scatter_add.default)
+def scatter_add(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
+    return _scatter(b, x, dim, index, source, add=True)
+
+
+@lowers(aten.scatter.reduce)
+def scatter_reduced(
+    b: Builder, x: Value, dim: int, index: Value, source: Value, reduce: str
+) -> Value:
+    return scatter_reduce(b, x, dim, index, source, "sum" if reduce == "add" else reduce)
+
+
+@lowers(aten.scatter_reduce.two)
+def scatter_reduce(
+    b: Builder,
+    x: Value,
+    dim: int,
+    index: Value,
+    source: Value,
+    reduce: str,
+    include_self: bool = True,
+) -> Value:
+    if reduce != "sum" or not include_self:
+        b.refuse("QNN's scatter only sets or adds")
+    return _scatter(b, x, dim, index, source, add=True)
+
+
+@lowers(aten.masked_scatter.default)
+def masked_scatter(b: Builder, *_: object) -> Value:
+    b.refuse("which element goes where depends on the values of the mask")
+
+
+def _scatter(
+    b: Builder, x: Value, dim: int, index: Value, source: Value, *, add: bool = False
+) -> Value:
+    """`x` with `source` at the places `index` along `dim`, element by element."""
+    if not x.rank:
+        x1, i1, s1 = (b.reshape(v, (1,)) for v in (x, index, source))
+        return b.reshape(_scatter(b, x1, 0, i1, s1, add=add), ())
+    d = axis(dim, x.rank)
+    index = _index(b, index, 0, wraps=False)
+    for k, n in enumerate(index.shape):
+        source = b.slice(source, k, 0, n)
+    if add and x.dtype is DType.FLOAT16:  # QNN's ScatterElements adds only integers
+        places: dict[int, Value] = {}
+        for k, n in enumerate(index.shape):
+            own = [n if j == k else 1 for j in range(index.rank)]
+            places[k] = b.reshape(b.const(torch.arange(n)), own)
+        return _write(b, x, {**places, d: index}, source, add=True)
+    if add and x.dtype is DType.BOOL8:
+        b.refuse("QNN does not add bools")
+    params = {"axis": u32(d), "reduction": u32(1 if add else 0)}
+
+    def emit(v: Value) -> Value:
+        return b.op("ScatterElements", [v, index, b.cast(source, v.dtype)], params=params)
+
+    return b.numerically(x, emit)
+
+
+# -- order -------------------------------------------------------------------------------------
+
+
+@lowers(aten.topk.default)
+def topk(
+    b: Builder, x: Value, k: int, dim: int = -1, largest: bool = True, *_: object
+) -> list[Value]:
+    return _top(b, x, k, dim, largest)
+
+
+@lowers(aten.sort.default)
+def sort(b: Builder, x: Value, dim: int = -1, descending: bool = False) -> list[Value]:
+    return _top(b, x, x.shape[dim] if x.rank else 1, dim, descending)
+
+
+@lowers(aten.sort.stable)
+def sort_stable(
+    b: Builder, x: Value, stable: bool | None, dim: int = -1, descending: bool = False
+) -> list[Value]:
+    if stable:
+        b.refuse("QNN's TopK does not keep the order of equal elements")
+    return sort(b, x, dim, descending)
+
+
+def _top(b: Builder, x: Value, k: int, dim: int, largest: bool) -> list[Value]:
+    """The `k` first elements in order along `dim`, and where they stood."""
+    if x.dtype is DType.BOOL8:
+        b.refuse("QNN's TopK does not order bools")
+    if not x.rank:
+        return [x, b.const(torch.tensor(0))]
+    d = axis(dim, x.rank)
+    before, after = math.prod(x.shape[:d]), math.prod(x.shape[d + 1 :])
+    rows = b.transpose(b.reshape(x, (before, x.shape[d], after)), (0, 2, 1))
+    shape = (before, after, k)
+    params = {"k": u32(k), "largest": b8(largest)}
+    found = b.ops("TopK", [rows], [(shape, x.dtype), (shape, DType.INT32)], params)
+    ordered = (*x.shape[:d], k, *x.shape[d + 1 :])
+    return [b.reshape(b.transpose(v, (0, 2, 1)), ordered) for v in found]
