@@ -189,12 +189,6 @@ def streamed_conv2d(s: Model, x: Tensor) -> Tensor:
     return y
 
 
-def read_across_a_cpu_op(s: Model, x: Tensor) -> Tensor:
-    u = torch.special.i0(x + s.a)  # no HTP op
-    s.a.copy_(torch.sigmoid(x) + s.a * 0.5)
-    return u * 2.0
-
-
 def _many(s: Model, x: Tensor) -> Tensor:
     for i in range(12):
         a, b = getattr(s, f"s{i}"), getattr(s, f"c{i}")

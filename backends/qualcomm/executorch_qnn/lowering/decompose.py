@@ -44,9 +44,13 @@ def functionalise(ep: ExportedProgram, keep: Iterable[OpOverload]) -> ExportedPr
     table = {op: fn for op, fn in decompositions().items() if op not in kept}
     try:
         functional: ExportedProgram = ep.run_decompositions(table)
-        return functional
     except Exception as e:
         raise LoweringError(f"torch cannot make the program functional: {e}") from e
+    for node in list(functional.graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            functional.graph.erase_node(node)  # it checked what export has checked
+    functional.graph_module.recompile()
+    return functional
 
 
 def rename_inputs(ep: ExportedProgram) -> None:

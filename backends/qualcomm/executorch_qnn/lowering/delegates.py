@@ -33,6 +33,30 @@ def called_by_shape(programs: Iterable[ExportedProgram]) -> Iterator[None]:
             del original.module
 
 
+def dense_boundaries(ep: ExportedProgram) -> None:
+    """Makes every value that enters or leaves a delegate dense and in row-major order.
+
+    In ATen dialect the result of `permute` is a strided view; a delegate writes all of its outputs
+    dense, and ExecuTorch takes the order of a tensor's dimensions from its strides.
+    """
+    for node in ep.graph.nodes:
+        tag = node.meta.get("delegation_tag")
+        crosses = any(u.meta.get("delegation_tag") != tag for u in node.users)
+        value = node.meta.get("val")
+        if crosses and isinstance(value, FakeTensor) and (tag or node.op == "placeholder"):
+            node.meta["val"] = _dense(value)
+        elif crosses and tag and isinstance(value, (list, tuple)):
+            dense = [_dense(v) if isinstance(v, FakeTensor) else v for v in value]
+            node.meta["val"] = type(value)(dense)
+
+
+def _dense(value: FakeTensor) -> torch.Tensor:
+    if value.is_contiguous():
+        return value
+    with value.fake_mode:
+        return torch.empty(value.shape, dtype=value.dtype)
+
+
 def _by_shape(original: ExportedProgram) -> Callable[[], Callable[..., list[Any]]]:
     returned: Any = original.graph.output_node().args[0]
     values = [
@@ -44,6 +68,6 @@ def _by_shape(original: ExportedProgram) -> Callable[[], Callable[..., list[Any]
     def call(*args: Any) -> list[Any]:
         modes = [a.fake_mode for a in (*args, *values) if isinstance(a, FakeTensor)]
         with modes[0]:
-            return [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype) for v in values]
+            return [torch.empty(v.shape, dtype=v.dtype) for v in values]
 
     return lambda: call

@@ -31,7 +31,7 @@ from .decompose import (
     refresh_outputs,
     rename_inputs,
 )
-from .delegates import called_by_shape
+from .delegates import called_by_shape, dense_boundaries
 from .program import Program
 
 Module: TypeAlias = torch.nn.Module
@@ -272,6 +272,7 @@ class _Lowering:
             refresh_outputs(ep)
             ep.graph_module.recompile()
         _share_constants(ep, partitioner)
+        dense_boundaries(ep)
         return tags
 
     def _check_fallback(self, partitioners: dict[str, QnnPartitioner]) -> None:
