@@ -83,13 +83,27 @@ def peak_rss_bytes() -> int:
 # ---------------------------------------------------------------- one lowering, in its own process
 
 
-def _lower_ours(decoder: Any, inputs: tuple[Any, ...], args: argparse.Namespace) -> dict[str, Any]:
+# What a side does: from the model and its inputs to a file. Its imports are not measured.
+Lower = Callable[[Any, tuple[Any, ...], argparse.Namespace], dict[str, Any]]
+
+
+def _ours() -> Lower:
     import executorch_qnn as qnn
 
-    target = qnn.Target(args.target)
-    program = qnn.lower(decoder, inputs, target=target, qnn_libraries=args.qnn_libraries)
-    program.save(args.output)
-    report = json.loads(program.report.to_json())
+    assert qnn.lower  # the package imports what is asked for
+
+    def lower(model: Any, inputs: tuple[Any, ...], args: argparse.Namespace) -> dict[str, Any]:
+        target = qnn.Target(args.target)
+        program = qnn.lower(model, inputs, target=target, qnn_libraries=args.qnn_libraries)
+        program.save(args.output)
+        return _facts_of(program.report)
+
+    return lower
+
+
+def _facts_of(lowered: Any) -> dict[str, Any]:
+    """What the report of a lowering says."""
+    report = json.loads(lowered.to_json())
     method = report["methods"]["forward"]
     delegates = method["delegates"]
     return {
@@ -103,22 +117,23 @@ def _lower_ours(decoder: Any, inputs: tuple[Any, ...], args: argparse.Namespace)
     }
 
 
-def _lower_in_tree(
-    decoder: Any, inputs: tuple[Any, ...], args: argparse.Namespace
-) -> dict[str, Any]:
+def _in_tree() -> Lower:
     from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
     from executorch.backends.qualcomm.utils import utils
 
-    options = utils.generate_htp_compiler_spec(use_fp16=True)
-    spec = utils.generate_qnn_executorch_compiler_spec(
-        soc_model=getattr(QcomChipset, args.target), backend_options=options
-    )
-    edge = utils.to_edge_transform_and_lower_to_qnn(decoder, inputs, spec)
-    program = edge.to_executorch()
-    with Path(args.output).open("wb") as file:
-        program.write_to_file(file)
-    plan = program.executorch_program.execution_plan[0]
-    return {"delegates": len(plan.delegates), "cpu_ops": len(plan.operators)}
+    def lower(model: Any, inputs: tuple[Any, ...], args: argparse.Namespace) -> dict[str, Any]:
+        options = utils.generate_htp_compiler_spec(use_fp16=True)
+        spec = utils.generate_qnn_executorch_compiler_spec(
+            soc_model=getattr(QcomChipset, args.target), backend_options=options
+        )
+        edge = utils.to_edge_transform_and_lower_to_qnn(model, inputs, spec)
+        program = edge.to_executorch()
+        with Path(args.output).open("wb") as file:
+            program.write_to_file(file)
+        plan = program.executorch_program.execution_plan[0]
+        return {"delegates": len(plan.delegates), "cpu_ops": len(plan.operators)}
+
+    return lower
 
 
 def run_child(args: argparse.Namespace) -> None:
@@ -130,7 +145,7 @@ def run_child(args: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     decoder, _ = load_model(args.model, max_seq_len=args.max_seq_len, layers=args.layers)
-    lower = {"ours": _lower_ours, "in-tree": _lower_in_tree}[args.side]
+    lower = {"ours": _ours, "in-tree": _in_tree}[args.side]()
     cpu, wall = tree_cpu_seconds(os.getpid()), time.monotonic()
     facts = lower(decoder, example_inputs(), args)
     facts["wall_s"] = time.monotonic() - wall
