@@ -190,12 +190,14 @@ class Builder:
     """Builds one `Graph`.
 
     `result` holds what the node that is being lowered must give; functions of the op table read
-    their output's shape from there instead of computing it again.
+    their output's shape from there instead of computing it again.  `used` are the outputs that
+    anybody reads, of a node that has several.
     """
 
     def __init__(self, name: str) -> None:
         self.graph = Graph(name)
         self.results: list[Result] = []
+        self.used: set[int] = set()
         self.source = ""
         self._cons: dict[object, list[Value]] = {}
         self._statics: dict[object, Tensor] = {}
@@ -346,8 +348,8 @@ class Builder:
         if x.is_const:
             return self._cast_const(x, dtype)
         if dtype is DType.BOOL8:
-            return self.op("ElementWiseNotEqual", [x, self.value(0, x.dtype)], dtype=dtype)
-        return self.op("Cast", [x], dtype=dtype)
+            return self.binary("ElementWiseNotEqual", x, self.value(0, x.dtype), dtype)
+        return self.elementwise("Cast", [x], dtype)
 
     def _cast_const(self, x: Value, dtype: DType) -> Value:
         def convert(t: torch.Tensor) -> torch.Tensor:
@@ -397,6 +399,17 @@ class Builder:
         if source is not x:
             return self.transpose(source, [before[i] for i in p])
         shape = tuple(x.shape[i] for i in p)
+        if x.rank == MAX_RANK and x.dtype is DType.INT32:  # QNN permutes up to 4 axes of integers
+            runs = [[p[0]]]
+            for i in p[1:]:
+                if i == runs[-1][-1] + 1:
+                    runs[-1].append(i)
+                else:
+                    runs.append([i])
+            order = sorted(runs)
+            if len(runs) < x.rank:
+                y = self.reshape(x, [math.prod(x.shape[i] for i in run) for run in order])
+                return self.reshape(self.transpose(y, [order.index(r) for r in runs]), shape)
         return self.op("Transpose", [x], shape, params={"perm": self.param(p)})
 
     def _permutation(self, x: Value) -> tuple[Value, Shape]:
@@ -555,7 +568,9 @@ class Builder:
         if x.is_const:
             return self.derived(x, f"tile {times}", lambda t: t.repeat(tuple(times)), shape)
         if x.rank <= 4 or (x.rank == MAX_RANK and x.dtype is DType.FLOAT16):
-            return self.op("Tile", [x], shape, params={"multiples": self.param(list(times))})
+            y = self.op("Tile", [x], shape, params={"multiples": self.param(list(times))})
+            spread = all(k == 1 or n == 1 for n, k in zip(x.shape, times, strict=True))
+            return Value(shape, x.dtype, y.tensor, narrow=x) if spread else y
         # QNN tiles integers and bools up to rank 4: axes that are repeated as one are one.
         merged: list[list[int]] = []
         for n, k in zip(x.shape, times, strict=True):
@@ -581,12 +596,12 @@ class Builder:
     ) -> Value:
         """An op of values that are broadcast to one shape; the type defaults to the first's."""
         shape = broadcast(*(v.shape for v in values))
-        xs = list(values)
-        for i, v in enumerate(xs):  # the op broadcasts by itself
-            if v.narrow is not None:
-                others = (x.shape for x in (*xs[:i], *xs[i + 1 :]))
-                if broadcast(v.narrow.shape, *others) == shape:
-                    xs[i] = v.narrow
+        # What is only repeated is computed once.  It also keeps Tile away from these ops: QNN's
+        # compiler drops a Tile of a last axis of one before a product, and reads past the end.
+        xs = [v.narrow or v for v in values]
+        small = broadcast(*(x.shape for x in xs))
+        if small != shape:
+            return self.expand(self.elementwise(type, xs, dtype, params), shape)
         xs = self.align(xs)
         if len(shape) <= 4:  # what all elementwise ops of QNN take
             return self.op(type, xs, shape, dtype, params)

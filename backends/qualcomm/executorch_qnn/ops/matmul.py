@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Matrix products and attention.
+
+Constant right operands take QNN's FullyConnected, whose weight is laid out as `torch.nn.Linear`'s:
+a table that is also an embedding stays one static tensor.  Transposes on the way to a product cost
+nothing where MatMul can read its operand transposed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..compile.ir import DType
+from .builder import Builder, Number, Shape, Value, b8, broadcast
+from .elementwise import plus, select, times
+from .reduction import softmax
+from .registry import lowers
+
+aten = torch.ops.aten
+
+
+def _floats(b: Builder, *values: Value) -> None:
+    if any(v.dtype is not DType.FLOAT16 for v in values):
+        b.refuse("HTP multiplies no matrices of integers")
+
+
+def dense(b: Builder, x: Value, weight: Value, bias: Value | None) -> Value:
+    """`x @ weight.T + bias` with a weight of shape (out, in)."""
+    _floats(b, x, weight)
+    n, k = weight.shape
+    rows = x if x.rank <= 4 else b.reshape(x, (x.numel // k, k))
+    inputs = [rows, weight] if bias is None else [rows, weight, bias]
+    y = b.op("FullyConnected", inputs, (x.numel // k, n))
+    return b.reshape(y, (*x.shape[:-1], n))
+
+
+def _swapped(rank: int) -> list[int]:
+    return [*range(rank - 2), rank - 1, rank - 2]
+
+
+def product(b: Builder, x: Value, y: Value) -> Value:
+    """`x @ y` of at least two axes each, the leading ones broadcast."""
+    _floats(b, x, y)
+    if y.rank == 2 and y.is_const and not x.is_const:
+        return dense(b, x, b.transpose(y, (1, 0)), None)
+    lead = broadcast(x.shape[:-2], y.shape[:-2])
+    shape = (*lead, x.shape[-2], y.shape[-1])
+    if len(lead) > 2:  # QNN's MatMul fails to compile with three
+        x, y = _flat(b, x, lead), _flat(b, y, lead)
+        flat = (math.prod(lead), *shape[-2:])
+    else:
+        x, y = b.align([x, y])
+        flat = shape
+    x, across = _read(b, x)
+    y, along = _read(b, y)
+    params = {"transpose_in0": b8(across), "transpose_in1": b8(along)}
+    return b.reshape(b.op("MatMul", [x, y], flat, params=params), shape)
+
+
+def _read(b: Builder, x: Value) -> tuple[Value, bool]:
+    """`x`, or what it is the transpose of."""
+    source = None if x.is_const else b.transposed_free(x, _swapped(x.rank))
+    return (x, False) if source is None else (source, True)
+
+
+def _flat(b: Builder, x: Value, lead: Shape) -> Value:
+    """`x` with one leading axis, of the length of all in `lead` or one."""
+    if math.prod(x.shape[:-2]) > 1:
+        x = b.expand(x, (*lead, *x.shape[-2:]))
+    return b.reshape(x, (math.prod(x.shape[:-2]), *x.shape[-2:]))
+
+
+@lowers(aten.linear.default, keep=True)
+def linear(b: Builder, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    if weight.rank == 1:
+        y = b.reshape(dense(b, x, b.reshape(weight, (1, *weight.shape)), None), x.shape[:-1])
+        return y if bias is None else plus(b, y, bias)
+    if x.is_const:
+        y = product(b, b.reshape(x, (1, *x.shape) if x.rank == 1 else x.shape),
+                    b.transpose(weight, (1, 0)))  # fmt: skip
+        y = b.reshape(y, b.result.shape)
+        return y if bias is None else plus(b, y, bias)
+    return dense(b, x, weight, bias)
+
+
+@lowers(aten.mm.default, aten.bmm.default)
+@lowers(aten.matmul.default, aten.dot.default, aten.mv.default, keep=True)
+def matmul(b: Builder, x: Value, y: Value) -> Value:
+    if x.rank == 1:
+        x = b.reshape(x, (1, *x.shape))
+    if y.rank == 1:
+        y = b.reshape(y, (*y.shape, 1))
+    return b.reshape(product(b, x, y), b.result.shape)
+
+
+@lowers(aten.addmm.default, aten.addmv.default)
+@lowers(aten.baddbmm.default, keep=True)
+def addmm(
+    b: Builder, bias: Value, x: Value, y: Value, beta: Number = 1, alpha: Number = 1
+) -> Value:
+    n = y.shape[-1]
+    if y.rank == 2 and y.is_const and beta == alpha == 1 and bias.shape in ((n,), (1, n)):
+        return dense(b, x, b.transpose(y, (1, 0)), b.reshape(bias, (n,)))
+    z = matmul(b, x, y)
+    z = z if alpha == 1 else times(b, z, alpha)
+    if beta == 0:
+        return z
+    return plus(b, bias if beta == 1 else times(b, bias, beta), z)
+
+
+# -- attention ---------------------------------------------------------------------------------
+
+
+@lowers(aten.scaled_dot_product_attention.default, keep=True)
+def attention(
+    b: Builder,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Value:
+    """Masked scores are -inf, which `softmax` knows; a row that sees nothing gives zeros."""
+    if dropout:
+        b.refuse("dropout has no place in inference")
+    rows, columns = q.shape[-2], k.shape[-2]
+    # Scaled before the product: scores that fit into fp16 must not leave it on the way.
+    q = times(b, q, 1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    shape = (*broadcast(q.shape[:-2], q.shape[:-2] if enable_gqa else k.shape[:-2]), rows, columns)
+    k_t = b.transpose(k, _swapped(k.rank))
+    scores = b.reshape(product(b, _grouped(b, q, k, enable_gqa), k_t), shape)
+    if is_causal:
+        seen = torch.ones(rows, columns, dtype=torch.bool).tril()
+        mask = b.const(torch.where(seen, 0.0, -math.inf))
+    if mask is not None:
+        masked = mask.dtype is DType.BOOL8
+        scores = select(b, mask, scores, -math.inf) if masked else plus(b, scores, mask)
+    weights = _grouped(b, softmax(b, scores, -1), v, enable_gqa)
+    return b.reshape(product(b, weights, v), b.result.shape)
+
+
+def _grouped(b: Builder, x: Value, of: Value, enable_gqa: bool) -> Value:
+    """The query heads that share one head of `of` as rows of one matrix: nothing is repeated."""
+    if not enable_gqa or x.shape[-3] == of.shape[-3]:
+        return x
+    heads = of.shape[-3]
+    rows = x.shape[-3] // heads * x.shape[-2]
+    return b.reshape(x, (*x.shape[:-3], heads, rows, x.shape[-1]))
