@@ -59,6 +59,15 @@ class Compiler:
         name, kind, dtype = tensor.name, int(tensor.kind), int(tensor.dtype)
         return name, kind, dtype, list(tensor.shape), tensor.encoding, data
 
+    def _forget(self, tensor: Tensor) -> None:
+        """Gives back the pages of static data that QNN has copied by now."""
+        if isinstance(tensor.data, FileSlice):
+            path, start, size = tensor.data
+            start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+            whole = (tensor.data.offset + size - start) // mmap.PAGESIZE * mmap.PAGESIZE
+            if whole > 0:
+                self.maps[path].madvise(mmap.MADV_DONTNEED, start, whole)
+
     def _validate(self, nodes: Sequence[Node]) -> list[str | None]:
         assert self.backend is not None
         return [self.backend.validate(self._detached(node)) for node in nodes]
@@ -92,7 +101,10 @@ class Compiler:
 
     def _build(self, context: _native.Context, graph: Graph) -> GraphStats:
         g = context.graph(graph.name, {"vtcm_mb": 0})
-        index = {id(t): g.add_tensor(*self._tensor(t)) for t in graph.tensors}
+        index = {}
+        for tensor in graph.tensors:
+            index[id(tensor)] = g.add_tensor(*self._tensor(tensor))
+            self._forget(tensor)
         for node in graph.nodes:
             g.add_node(
                 node.name,

@@ -20,6 +20,12 @@ from .registry import lowers
 
 aten = torch.ops.aten
 
+# A weight that does not fit into VTCM is cut by the compiler into far more pieces than it needs: a
+# head of 49,152 x 576 finalizes in 0.6 s instead of 2.1 s in pieces of 4 MiB, and its part of the
+# context binary besides the weights shrinks to a quarter (QAIRT 2.51, SM8650).
+_MAX_WEIGHT_BYTES = 4 << 20
+_TILE = 32
+
 
 def _floats(b: Builder, *values: Value) -> None:
     if any(v.dtype is not DType.FLOAT16 for v in values):
@@ -31,9 +37,17 @@ def dense(b: Builder, x: Value, weight: Value, bias: Value | None) -> Value:
     _floats(b, x, weight)
     n, k = weight.shape
     rows = x if x.rank <= 4 else b.reshape(x, (x.numel // k, k))
-    inputs = [rows, weight] if bias is None else [rows, weight, bias]
-    y = b.op("FullyConnected", inputs, (x.numel // k, n))
-    return b.reshape(y, (*x.shape[:-1], n))
+    step = n
+    if weight.is_const and 2 * n * k > _MAX_WEIGHT_BYTES:
+        step = max(_TILE, _MAX_WEIGHT_BYTES // (2 * k) // _TILE * _TILE)
+    parts = []
+    for start in range(0, n, step):
+        stop = min(start + step, n)
+        inputs = [rows, b.slice(weight, 0, start, stop)]
+        if bias is not None:
+            inputs.append(b.slice(bias, 0, start, stop))
+        parts.append(b.op("FullyConnected", inputs, (x.numel // k, stop - start)))
+    return b.reshape(b.concat(parts, 1), (*x.shape[:-1], n))
 
 
 def _swapped(rank: int) -> list[int]:
