@@ -169,10 +169,10 @@ def to_array(tensor: torch.Tensor, dtype: DType) -> Array:
     t = tensor.detach()
     if dtype is DType.FLOAT16:
         t = t.float() if t.dtype in (torch.float64, torch.bfloat16) else t
-        if t.dtype is torch.float32:
-            beyond = (t.abs() > FP16_MAX) & torch.isfinite(t)
-            if bool(beyond.any()):
-                t = torch.where(beyond, t.sign() * FP16_MAX, t)
+        if t.dtype is torch.float32 and t.numel():
+            low, high = torch.aminmax(t)  # NaN if there is one; no copy of a large weight
+            if not (low >= -FP16_MAX and high <= FP16_MAX):
+                t = torch.where(torch.isfinite(t), t.clamp(-FP16_MAX, FP16_MAX), t)
         t = t.half()
     elif (
         dtype is DType.INT32

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Elementwise ops: arithmetic, functions, activations, comparisons, logic, selection, casts.
 
-What HTP computes differs from IEEE at the edges, which decides many forms below: there is no
-infinity in its arithmetic (only in sums, extrema, comparisons and selections), `Exp` gives garbage
-below -88 and NaN above 11.1, `Sigmoid` is off by up to 8e-4, and the compiler takes a chain of casts
+What HTP computes differs from IEEE at the edges, which decides many forms below: its arithmetic
+has no infinity (only sums, extrema, comparisons and selections have), `Exp` gives garbage below -88
+and NaN above 11.1, `Sigmoid` is off by up to 8e-4, and the compiler takes a chain of casts
 float -> int -> float for nothing.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from ..compile.ir import DType
-from .builder import Arg, Builder, Number, Value, f32, u32
+from .builder import Arg, Builder, Number, Value, f32
 from .registry import lowers
 
 aten = torch.ops.aten

@@ -50,8 +50,8 @@ def dense(b: Builder, x: Value, weight: Value, bias: Value | None) -> Value:
     return b.reshape(b.concat(parts, 1), (*x.shape[:-1], n))
 
 
-def _swapped(rank: int) -> list[int]:
-    return [*range(rank - 2), rank - 1, rank - 2]
+def _swapped(rank: int) -> Shape:
+    return (*range(rank - 2), rank - 1, rank - 2)
 
 
 def product(b: Builder, x: Value, y: Value) -> Value:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..compile.ir import DType, Node, Scalar, Tensor
+from ..compile.ir import DType, Node, Param, Tensor
 from .builder import Arg, Builder, Const, Shape, Value, f32, u32
 from .elementwise import plus, times
 from .reduction import moments
@@ -41,7 +41,7 @@ def _normalised(
     # Always with both operands: older releases of QNN fail without.
     gamma = _ones(b, n) if weight is None else b.reshape(weight, (n,))
     beta = _zeros(b, n) if bias is None else b.reshape(bias, (n,))
-    params = {"axes": b.param([rows.rank - 1]), "epsilon": f32(eps)}
+    params: dict[str, Param] = {"axes": b.param([rows.rank - 1]), "epsilon": f32(eps)}
     return b.reshape(b.op(type, [rows, gamma, beta], params=params), x.shape)
 
 
@@ -103,7 +103,7 @@ def _channels_last(
     image = b.transpose(b.reshape(x, (n, c, h, w)), (0, 2, 3, 1))
     gamma = _ones(b, c) if weight is None else weight
     beta = _zeros(b, c) if bias is None else bias
-    params: dict[str, Scalar | Tensor] = {"epsilon": f32(eps)}
+    params: dict[str, Param] = {"epsilon": f32(eps)}
     if groups is not None:
         params["group"] = u32(groups)
     y = b.op(type, [image, gamma, beta], params=params)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Reductions and what is built on them: sums, means, extrema, softmax, cumulative sums, norms.
 
-HTP sums integers in float32 and takes the maximum of nothing but infinities for -65504; its `Softmax`
-is 17 dB worse than fp16 allows, and its `LogSoftmax` fails on masked scores.
+HTP sums integers in float32, and takes the maximum of nothing but -inf for -65504; its `Softmax` is
+17 dB worse than fp16 allows, and its `LogSoftmax` fails on masked scores.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from ..compile.ir import DType, Param
 from .builder import Builder, Number, Shape, Value, b8, merged_axes, u32
-from .elementwise import arith, exponential, logical, minus, plus, quotient, times
+from .elementwise import exponential, minus, plus, quotient, times
 from .layout import axis
 from .registry import lowers
 
@@ -215,18 +215,18 @@ lowers(aten.max.default)(_amax("ReduceMax"))
 lowers(aten.min.default)(_amax("ReduceMin"))
 
 
-def position(b: Builder, type: str, x: Value, dim: int | None, keepdim: bool) -> Value:
+def position(b: Builder, op: str, x: Value, dim: int | None, keepdim: bool) -> Value:
     """The index of the first extreme value."""
     if x.dtype is DType.BOOL8:
         x = b.cast(x, DType.INT32)
-    if type == "Argmin" and x.dtype is DType.INT32:  # HTP has none; -1 - x turns the order round
-        type, x = "Argmax", minus(b, -1, x)
+    if op == "Argmin" and x.dtype is DType.INT32:  # HTP has none; -1 - x turns the order round
+        op, x = "Argmax", minus(b, -1, x)
     shape = b.result.shape if dim is None else reduced(x.shape, axes_of(dim, x.rank), keepdim)
     n = x.numel if dim is None or not x.rank else x.shape[dim]
     inner = 1 if dim is None else math.prod(x.shape[axis(dim, x.rank) + 1 :])
     x = b.reshape(x, (x.numel // n // inner, n, inner))
     params = {"axis": u32(1), "keep_dims": b8(True)}
-    return b.reshape(b.op(type, [x], reduced(x.shape, [1], True), DType.INT32, params), shape)
+    return b.reshape(b.op(op, [x], reduced(x.shape, [1], True), DType.INT32, params), shape)
 
 
 def _arg(type: str) -> Callable[..., Value]:
@@ -328,7 +328,7 @@ def cumsum(b: Builder, x: Value, dim: int, *_: object) -> Value:
     x = b.cast(x, dtype)
     if n == 1:
         return x
-    if dtype is DType.FLOAT16 and n > _TRIANGLE or dtype is DType.INT32 and not counts:
+    if (dtype is DType.INT32 and not counts) or (dtype is DType.FLOAT16 and n > _TRIANGLE):
         return _scan(b, x, d, plus)
     # Along the last axis: HTP's own op is wrong along others, and rounds floats at each step.
     swap = [i for i in range(x.rank) if i != d] + [d]

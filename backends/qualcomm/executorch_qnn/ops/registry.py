@@ -107,6 +107,7 @@ def lower_node(b: Builder, node: torch.fx.Node, env: Callable[[torch.fx.Node], A
     if op is None or row is None:
         raise Refused(f"{op or node.target} is not in the op table")
     b.results = metadata(node)
+    b.used = {int(u.args[1]) for u in node.users if is_getitem(u)}  # type: ignore[arg-type]
     b.source = node.name
     for r in b.results:
         r.dtype  # noqa: B018 - refuses types that HTP does not have
