@@ -167,17 +167,10 @@ def test_the_report_is_json_text_and_html(on: dict[str, Any]) -> None:
     assert "<table>" in report.to_html()
 
 
-def test_dynamic_shapes_stay_off_the_npu_with_the_reason(on: dict[str, Any]) -> None:
-    model = Fn(lambda x: torch.relu(x) + 1.0)
-    program = qnn.lower(
-        model,
-        (torch.randn(4, 3),),
-        target="SM8650",
-        dynamic_shapes=(({0: torch.export.Dim("batch", max=8)},),),
-        qnn_libraries=on["qnn_libraries"],
-    )
-    assert forward(program).delegates == []
-    assert any("dynamic" in op.reason for op in forward(program).cpu_ops)
+def test_dynamic_dimensions_are_refused_by_name() -> None:
+    shapes = ({0: torch.export.Dim("batch", max=8)},)
+    with pytest.raises(qnn.LoweringError, match=r"dynamic dimensions: 0 \("):
+        qnn.lower(nn.ReLU(), (torch.randn(4, 3),), target="SM8650", dynamic_shapes=shapes)
 
 
 @pytest.mark.parametrize(

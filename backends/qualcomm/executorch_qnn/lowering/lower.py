@@ -61,6 +61,7 @@ def lower(
         model: a module in eval mode, or `{method: (module, example_inputs)}`.
         example_inputs: of `model`, when that is a module.
         target: the SoC to compile for.
+        dynamic_shapes: as for `torch.export`; dimensions that stay dynamic are refused.
         fallback: `"cpu"` runs what QNN refuses on the CPU and reports it; `"error"` raises.
         state_update: `"auto"` or `"scatter"`.
         constant_methods: methods of the program that return a constant.
@@ -92,6 +93,8 @@ def lower(
             name: _export(module, inputs, dynamic_shapes, name)
             for name, (module, inputs) in methods.items()
         }
+    for name, ep in exported.items():
+        _refuse_dynamic(name, ep)
     return lowering.run(exported, constant_methods or {})
 
 
@@ -136,6 +139,21 @@ def _export(
             return torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as e:
         raise LoweringError(f"torch.export cannot export method {name!r}: {e}") from e
+
+
+def _refuse_dynamic(method: str, ep: ExportedProgram) -> None:
+    """Raises LoweringError if an input has a dynamic dimension; it names the dimensions."""
+    for node in ep.graph.nodes:
+        value = node.meta.get("val")
+        if node.op != "placeholder" or not isinstance(value, torch.Tensor):
+            continue
+        dynamic = [f"{i} ({s})" for i, s in enumerate(value.shape) if not isinstance(s, int)]
+        if dynamic:
+            raise LoweringError(
+                f"input {node.name} of method {method!r} has dynamic dimensions: "
+                f"{', '.join(dynamic)}. QNN graphs are static: lower without dynamic_shapes, once "
+                "per size, for example as methods of one program"
+            )
 
 
 class _Stages:
