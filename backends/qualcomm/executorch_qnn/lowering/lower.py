@@ -15,6 +15,7 @@ from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, t
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.program._program import _generate_edge_program
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from ..aliasing import state_slots
 from ..aliasing.updates import drop_idle_guards, guard_updates
@@ -94,7 +95,7 @@ def lower(
             for name, (module, inputs) in methods.items()
         }
     for name, ep in exported.items():
-        _refuse_dynamic(name, ep)
+        _refuse_dynamic(name, ep, dynamic_shapes)
     return lowering.run(exported, constant_methods or {})
 
 
@@ -141,8 +142,10 @@ def _export(
         raise LoweringError(f"torch.export cannot export method {name!r}: {e}") from e
 
 
-def _refuse_dynamic(method: str, ep: ExportedProgram) -> None:
+def _refuse_dynamic(method: str, ep: ExportedProgram, dynamic_shapes: Any) -> None:
     """Raises LoweringError if an input has a dynamic dimension; it names the dimensions."""
+    dims = [getattr(d, "__name__", None) for d in pytree.tree_leaves(dynamic_shapes)]
+    named = f" ({', '.join(dict.fromkeys(d for d in dims if d))})" if any(dims) else ""
     for node in ep.graph.nodes:
         value = node.meta.get("val")
         if node.op != "placeholder" or not isinstance(value, torch.Tensor):
@@ -150,7 +153,7 @@ def _refuse_dynamic(method: str, ep: ExportedProgram) -> None:
         dynamic = [f"{i} ({s})" for i, s in enumerate(value.shape) if not isinstance(s, int)]
         if dynamic:
             raise LoweringError(
-                f"input {node.name} of method {method!r} has dynamic dimensions: "
+                f"input {node.name} of method {method!r} has dynamic dimensions{named}: "
                 f"{', '.join(dynamic)}. QNN graphs are static: lower without dynamic_shapes, once "
                 "per size, for example as methods of one program"
             )
