@@ -130,7 +130,8 @@ def test_unknown_place_to_run_is_bad_usage(
     ("options", "message"),
     [
         (["--model", "no-such-model"], "smollm2-135m"),
-        (["--prefill", "8,16"], "prefill methods are not supported yet"),
+        (["--prefill", "8,1"], "prefill sizes"),
+        (["--prefill", "1024"], "between 2 and 512"),
         (["--quantize", "16a4w"], "16a4w"),
         (["--layers", "9"], "2 layers, not 9"),
         (["--max-seq-len", "65"], "1 to 64"),

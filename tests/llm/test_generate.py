@@ -126,6 +126,22 @@ def test_greedy_takes_the_likeliest_token_of_the_decoder() -> None:
     assert [*result.prompt_tokens, *result.tokens] == want
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 8, 13, 14])
+def test_prompts_are_read_in_the_largest_chunks_that_fit(length: int) -> None:
+    decoder = random_decoder(tiny_config(vocab_size=TOKENIZER.vocab_size))
+    sizes: list[int] = []
+
+    def chunk(tokens: Tensor, start_pos: Tensor) -> Tensor:
+        sizes.append(tokens.shape[1])
+        return run(decoder, tokens[0].tolist(), int(start_pos))[None]
+
+    prompt = list(range(20, 20 + length))
+    want = Generator(decoder, TOKENIZER, max_context=16).generate(prompt, max_new_tokens=3)
+    chunked = Generator(decoder, TOKENIZER, max_context=16, prefill={2: chunk, 8: chunk})
+    assert chunked.generate(prompt, max_new_tokens=3).tokens == want.tokens
+    assert sizes == {1: [], 2: [], 3: [2], 8: [2] * 3, 13: [8, 2, 2], 14: [8, 2, 2]}[length]
+
+
 def test_drawing_follows_the_distribution_and_the_seed() -> None:
     class Coin:
         def reset_state(self) -> None: ...

@@ -23,6 +23,7 @@ from executorch_qnn.llm.generate import Generator, open_program
 from executorch_qnn.llm.weights import Checkpoint, load_decoder
 
 from .conftest import random_decoder, run, tiny_config
+from .files import byte_tokens, write_hf
 
 PROMPT = "The capital of France is"
 MAX_SEQ_LEN = 128
@@ -94,6 +95,25 @@ def test_tiny_decoder_reads_chunks(tmp_path: Path, qnn_libraries: str) -> None:
     for i, chunk in enumerate(chunks):
         got = session(torch.tensor([chunk]), torch.tensor([4 * i]))[0]
         assert sqnr([got], [run(decoder, chunk, 4 * i)]) > 44
+
+
+def test_prefill_methods_fill_the_cache_of_decode(tmp_path: Path, qnn_libraries: str) -> None:
+    eager = random_decoder(tiny_config(vocab_size=len(byte_tokens())), max_seq_len=16)
+    write_hf(tmp_path, eager)
+    model = export(
+        tmp_path, target=TARGET, max_seq_len=16, prefill=[2, 4], qnn_libraries=qnn_libraries
+    )
+    file, *_ = model.save(tmp_path / "model.pte")
+    generator = open_program(file, qnn_libraries=qnn_libraries)
+    assert list(generator.prefill) == [4, 2]
+    prompt = list(range(20, 31))
+    generator.generate(prompt, max_new_tokens=1)
+    run(eager, prompt)
+    for i in range(2):
+        kept = generator.model.read_state(f"layers.{i}.self_attn.k_cache")
+        assert torch.allclose(kept, eager.layers[i].self_attn.k_cache, atol=0.05)
+    got = generator.model(torch.tensor([[5]]), torch.tensor([11]))[0]
+    assert sqnr([got], [run(eager, [5], 11)]) > 44
 
 
 def test_garbage_on_the_heap_does_not_reach_the_cache(tmp_path: Path, qnn_libraries: str) -> None:

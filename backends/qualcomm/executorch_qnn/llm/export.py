@@ -25,6 +25,11 @@ def example_inputs(tokens: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(1, tokens, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
 
 
+def prefill_method(tokens: int) -> str:
+    """The name of the method that reads so many tokens at once."""
+    return f"prefill_{tokens}"
+
+
 def constant_methods(decoder: Decoder, tokenizer: Tokenizer) -> dict[str, Any]:
     """What a runner asks a program before it runs it, by ExecuTorch's names."""
     constants = {
@@ -73,7 +78,8 @@ def export(
         target: the chip to compile for.
         max_seq_len: positions of the cache, so the longest prompt and answer together.
         layers: keep the first so many layers only.
-        prefill: sizes of extra methods that take so many tokens at once. Not supported yet.
+        prefill: sizes of extra methods `prefill_<n>` over the same cache, which read n tokens of a
+            prompt at once. Each adds a copy of the weights to the file.
         quantize: name of a quantization. Not supported yet: weights and cache are float16.
         qnn_libraries: folder of the QNN libraries; searched for if None.
         progress: called with the name of each stage as it starts.
@@ -82,11 +88,8 @@ def export(
         LoweringError: the checkpoint is not usable, an option is not supported, or QNN refuses the
             model.
     """
-    if prefill:
-        raise LoweringError(
-            "prefill methods are not supported yet: they need a cache shared between methods. "
-            "Without them prompts are read token by token"
-        )
+    if any(not 1 < size <= max_seq_len for size in prefill):
+        raise LoweringError(f"prefill sizes must lie between 2 and {max_seq_len}: {[*prefill]}")
     if quantize is not None:
         raise LoweringError(f"quantization ({quantize}) is not supported yet: export in float16")
     import executorch_qnn as qnn
@@ -94,9 +97,10 @@ def export(
     stage = progress or (lambda name: None)
     stage("loading the checkpoint")
     decoder, tokenizer = load_model(model, max_seq_len=max_seq_len, layers=layers)
+    methods = {"forward": (decoder, example_inputs())}
+    methods |= {prefill_method(size): (decoder, example_inputs(size)) for size in prefill}
     program = qnn.lower(
-        decoder,
-        example_inputs(),
+        methods,
         target=target,
         constant_methods=constant_methods(decoder, tokenizer),
         qnn_libraries=qnn_libraries,

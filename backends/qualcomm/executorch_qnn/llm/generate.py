@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -19,11 +20,17 @@ if TYPE_CHECKING:
     from ..session import Session
 
 
-class CausalModel(Protocol):
-    """What generation needs; a `Decoder` and a `Session` both are one."""
+# `tokens int64[1, T]` and `start_pos int64[1]` to logits `float32[1, vocab]` after the last token.
+Step = Callable[[Tensor, Tensor], Tensor]
 
-    def __call__(self, tokens: Tensor, start_pos: Tensor, /) -> Tensor:
-        """`tokens int64[1, 1]`, `start_pos int64[1]` to logits `float32[1, vocab]`."""
+
+class CausalModel(Protocol):
+    """What generation needs; a `Decoder` and a `Session` both are one.
+
+    Calls are a `Step` of one token.
+    """
+
+    def __call__(self, tokens: Tensor, start_pos: Tensor, /) -> Tensor: ...
 
     def reset_state(self) -> None: ...
 
@@ -49,15 +56,28 @@ class Generation:
 
 
 class Generator:
-    """Generates from a prompt, one token per step.
+    """Generates from a prompt, one token per step. Errors are QnnError.
 
-    `model` keeps at most `max_context` positions. Errors are QnnError.
+    Args:
+        model: keeps at most `max_context` positions.
+        tokenizer: the model's.
+        max_context: positions of the cache.
+        prefill: ways to read several tokens of a prompt at once, by their number; they share
+            `model`'s cache.
     """
 
-    def __init__(self, model: CausalModel, tokenizer: Tokenizer, *, max_context: int) -> None:
+    def __init__(
+        self,
+        model: CausalModel,
+        tokenizer: Tokenizer,
+        *,
+        max_context: int,
+        prefill: Mapping[int, Step] | None = None,
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.max_context = max_context
+        self.prefill = dict(sorted((prefill or {}).items(), reverse=True))
 
     @torch.no_grad()
     def generate(
@@ -92,8 +112,7 @@ class Generator:
                 on_text(piece)
 
         self.model.reset_state()
-        for position, token in enumerate(ids[:-1]):
-            self._step(token, position)
+        self._read(ids[:-1])
         token, generating, first = ids[-1], time.perf_counter(), 0.0
         for position in range(len(ids) - 1, len(ids) - 1 + limit):
             token = _sample(self._step(token, position), temperature, draw)
@@ -134,6 +153,17 @@ class Generator:
             )
         return max_new_tokens
 
+    def _read(self, ids: list[int]) -> None:
+        """Fills an empty cache, with the largest chunks that fit."""
+        position = 0
+        for size, chunk in self.prefill.items():
+            while size <= len(ids) - position:
+                tokens = torch.tensor([ids[position : position + size]])
+                chunk(tokens, torch.tensor([position]))
+                position += size
+        for rest in range(position, len(ids)):
+            self._step(ids[rest], rest)
+
     def _step(self, token: int, position: int) -> Tensor:
         """Logits float32[vocab] after `token` at `position`."""
         logits = self.model(torch.tensor([[token]]), torch.tensor([position]))
@@ -166,6 +196,11 @@ def open_program(program: Path, *, qnn_libraries: str | None = None) -> Generato
         session,
         replace(tokenizer, eos_ids=eos_ids),
         max_context=constants["get_max_context_len"],
+        prefill={
+            int(name.removeprefix("prefill_")): partial(session.run, name)
+            for name in session.methods
+            if name.startswith("prefill_")
+        },
     )
 
 
