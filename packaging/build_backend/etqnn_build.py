@@ -2,9 +2,9 @@
 """PEP 517 build backend: scikit-build-core, told where ExecuTorch's headers and library are.
 
 The native build needs `include/`, `lib/libexecutorch.so` and the CMake package that ExecuTorch's
-wheel ships, and none of that wheel's dependencies. Naming executorch in `build-system.requires` would
-install all of them into every isolated build, so the wheel's folder is looked for instead, in this
-order:
+wheel ships, and none of that wheel's dependencies. Naming executorch in `build-system.requires`
+would install all of them into every isolated build, so the wheel's folder is looked for instead, in
+this order:
 
 1. `EXECUTORCH_ROOT`, for cross builds and unpacked wheels;
 2. the importable `executorch` package (`pip install --no-build-isolation`);

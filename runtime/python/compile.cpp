@@ -29,7 +29,7 @@ namespace executorch_qnn {
 namespace {
 
 [[noreturn]] void invalid(const std::string& message) {
-  throw NativeError{Status(ErrorKind::kInvalid, message)};
+  throw NativeError(Status(ErrorKind::kInvalid, message));
 }
 
 nb::tuple to_python(const abi::Version& version) {
@@ -313,7 +313,8 @@ nb::dict execute(const ExecutableContext& context, const std::string& name,
   }
   nb::dict outputs;
   for (const TensorSpec& spec : graph->outputs()) {
-    auto bytes = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, spec.bytes()));
+    auto bytes = nb::steal<nb::bytes>(
+        PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(spec.bytes())));
     out.push_back(ExecutableGraph::bind(spec, PyBytes_AsString(bytes.ptr())));
     outputs[spec.name.c_str()] = bytes;
   }
@@ -479,7 +480,7 @@ void bind_compile(nb::module_& module) {
       "log_to",
       [](const std::optional<std::string>& path) {
         if (!set_diagnostics_file(path.value_or(""))) {
-          throw NativeError{Status(ErrorKind::kIo, "cannot open " + *path)};
+          throw NativeError(Status(ErrorKind::kIo, "cannot open " + *path));
         }
       },
       "path"_a.none());

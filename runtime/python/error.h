@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <exception>
 #include <utility>
 
 #include "core/status.h"
@@ -11,17 +12,20 @@
 namespace executorch_qnn {
 
 // Thrown in the Python module only; its translator makes a `_native.Error` of it.
-struct NativeError {
+struct NativeError : std::exception {
+  explicit NativeError(Status failure) : status(std::move(failure)) {}
+  const char* what() const noexcept override { return status.message().c_str(); }
+
   Status status;
 };
 
 inline void unwrap(Status status) {
-  if (!status.ok()) throw NativeError{std::move(status)};
+  if (!status.ok()) throw NativeError(std::move(status));
 }
 
 template <class T>
 T unwrap(Result<T> result) {
-  if (!result.ok()) throw NativeError{result.status()};
+  if (!result.ok()) throw NativeError(result.status());
   return std::move(result).value();
 }
 

@@ -18,7 +18,7 @@ constexpr size_t kMaxCapturedBytes = 16384;
 
 std::mutex g_mutex;              // guards the list and every capture's text
 LogCapture* g_newest = nullptr;  // all live captures
-thread_local LogCapture* t_innermost = nullptr;
+thread_local LogCapture* g_innermost = nullptr;
 std::atomic<abi::LogLevel> g_echo_level{abi::LogLevel::kError};
 
 char level_letter(abi::LogLevel level) {
@@ -65,19 +65,19 @@ void print_line(int fd, abi::LogLevel level, const char* line) {
 
 }  // namespace
 
-LogCapture::LogCapture() : outer_(t_innermost) {
+LogCapture::LogCapture() : outer_(g_innermost) {
   std::lock_guard<std::mutex> lock(g_mutex);
   older_ = g_newest;
   if (older_ != nullptr) older_->newer_ = this;
   g_newest = this;
-  t_innermost = this;
+  g_innermost = this;
 }
 
 LogCapture::~LogCapture() {
   std::lock_guard<std::mutex> lock(g_mutex);
   (newer_ != nullptr ? newer_->older_ : g_newest) = older_;
   if (older_ != nullptr) older_->newer_ = newer_;
-  t_innermost = outer_;
+  g_innermost = outer_;
 }
 
 std::string LogCapture::errors() const {
@@ -114,8 +114,8 @@ void on_qnn_log(const char* format, abi::LogLevel level, uint64_t /*timestamp*/,
     return;
   }
   std::lock_guard<std::mutex> lock(g_mutex);
-  if (t_innermost != nullptr) {
-    append_line(t_innermost->*text, line);
+  if (g_innermost != nullptr) {
+    append_line(g_innermost->*text, line);
     return;
   }
   for (LogCapture* capture = g_newest; capture != nullptr; capture = capture->older_) {

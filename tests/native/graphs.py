@@ -22,10 +22,10 @@ def relu_graph(
     context: _native.Context,
     name: str = "relu",
     encoding: tuple[float, int] | None = None,
-    options: dict[str, Any] | None = None,
+    options: Any = None,
 ) -> _native.Graph:
     """A graph of one Relu, not finalized; quantized to 8 bits if an encoding is given."""
-    graph = context.graph(name, options or {})
+    graph = context.graph(name, options) if options else context.graph(name)
     dtype = DType.UFIXED8 if encoding else DType.FLOAT16
     x = graph.add_tensor("x", Kind.INPUT, dtype, [1, 64], encoding)
     y = graph.add_tensor("y", Kind.OUTPUT, dtype, [1, 64], encoding)

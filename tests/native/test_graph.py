@@ -73,8 +73,9 @@ def test_a_binary_is_inspected_wherever_it_lies(
     path = tmp_path / "context.bin"
     context.write_binary(str(path))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        sources = [data, bytearray(data), memoryview(data), np.frombuffer(data, np.uint8)]
-        infos = [_native.inspect_context(library, source) for source in (*sources, mapped, path)]
+        sources: list[Any] = [data, bytearray(data), memoryview(data), mapped, path]
+        sources.append(np.frombuffer(data, np.uint8))
+        infos = [_native.inspect_context(library, source) for source in sources]
     assert all(info == infos[0] for info in infos)
     assert infos[0]["graphs"][0]["inputs"][0]["encoding"] == (0.5, -128)
 
@@ -132,9 +133,13 @@ def test_parameters_are_scalars_and_small_tensors(backend: _native.Backend) -> N
     t = graph.add_tensor("t", Kind.NATIVE, DType.FLOAT16, [1, 8, 4, 16])
     y = graph.add_tensor("y", Kind.OUTPUT, DType.FLOAT16, [1, 8, 4, 16])
     graph.add_node("transpose", "Transpose", [x], [t], [("perm", "tensor", perm)])
-    axis = ("axis", "scalar", int(DType.UINT32), 3)
-    beta = ("beta", "scalar", int(DType.FLOAT32), 1)
-    graph.add_node("softmax", "Softmax", [t], [y], [axis, beta])
+    graph.add_node(
+        "softmax",
+        "Softmax",
+        [t],
+        [y],
+        [("axis", "scalar", DType.UINT32, 3), ("beta", "scalar", DType.FLOAT32, 1)],
+    )
     graph.finalize()
 
 

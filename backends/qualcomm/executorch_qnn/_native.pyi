@@ -5,7 +5,11 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any, Literal, TypeAlias, TypedDict
 
+import numpy.typing as npt
 from typing_extensions import Buffer
+
+_Data: TypeAlias = Buffer | npt.NDArray[Any]
+"""C-contiguous memory."""
 
 class Error(RuntimeError):
     """A failure, with QNN's own log text in the message.
@@ -65,7 +69,7 @@ _Encoding: TypeAlias = (
     | tuple[Literal["axis"], int, Sequence[float], Sequence[int] | None]
     | tuple[Literal["bits"], int, float, int]
     | tuple[Literal["bits_axis"], int, int, Sequence[float], Sequence[int] | None]
-    | tuple[Literal["blockwise"], int, int, Sequence[float], int, Buffer]
+    | tuple[Literal["blockwise"], int, int, Sequence[float], int, _Data]
 )
 """real = (q + offset) * scale.
 
@@ -74,7 +78,7 @@ _Encoding: TypeAlias = (
 | ("blockwise", scale_bits, axis, channel_scales, blocks_per_channel, block_factors: uint8)
 """
 
-_Tensor: TypeAlias = tuple[str, int, int, Sequence[int], _Encoding | None, Buffer | None]
+_Tensor: TypeAlias = tuple[str, int, int, Sequence[int], _Encoding | None, _Data | None]
 """(name, kind, dtype, shape, encoding, data)"""
 
 _Scalar: TypeAlias = tuple[str, Literal["scalar"], int, float | int | bool]
@@ -153,7 +157,7 @@ class Graph:
         dtype: int,
         shape: Sequence[int],
         encoding: _Encoding | None = None,
-        data: Buffer | None = None,
+        data: _Data | None = None,
     ) -> int:
         """Returns the tensor's index.
 
@@ -208,11 +212,11 @@ class _ContextInfo(TypedDict):
 class LoadedContext:
     """A context binary, loaded: its graphs can be run without a program around them."""
 
-    def __init__(self, backend: Backend, binary: Buffer) -> None: ...
-    def execute(self, graph: str, inputs: dict[str, Buffer]) -> dict[str, bytes]:
+    def __init__(self, backend: Backend, binary: _Data) -> None: ...
+    def execute(self, graph: str, inputs: dict[str, _Data]) -> dict[str, bytes]:
         """Runs a graph once on inputs by name, in the types and shapes of the graph."""
 
-def inspect_context(library: Library, source: str | PathLike[str] | Buffer) -> _ContextInfo:
+def inspect_context(library: Library, source: str | PathLike[str] | _Data) -> _ContextInfo:
     """What a context binary, given as a path or in memory, says about itself."""
 
 # ---------------------------------------------------------------- running programs
