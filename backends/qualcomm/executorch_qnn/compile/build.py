@@ -261,7 +261,6 @@ class _PartitionBuilder:
                     f"node {node.name} ({node.target}) of graph {self.b.graph.name}: {e}"
                 ) from None
         outputs, states = self._outputs(graph.output_node(), reads)
-        self._prune()
         used = {t.name for t in self.b.graph.tensors}
         inputs = [io if io.name in used else dataclasses.replace(io, name="") for io in inputs]
         return Built(self.b.graph, tuple(inputs), tuple(outputs), tuple(states))
@@ -312,6 +311,7 @@ class _PartitionBuilder:
                 dtype = boundary_dtype(result.torch_dtype)
                 t = self._as_output(self._unpadded(value), dtype, f"{arg.name}_out", taken)
                 outputs.append(IO(t.name, result.torch_dtype, result.shape, dtype, t.shape))
+        self._prune()  # a read that no output needs is none
         touched = dict.fromkeys((*written, *reads))
         return outputs, [self._state(f, reads.get(f), written.get(f)) for f in touched]
 
@@ -407,7 +407,7 @@ _POINTWISE = frozenset(
         "Sigmoid",
     }
 )
-# Ops that copy their first input and overwrite some places: sound as the only reader of it.
+# Ops that copy their first input and overwrite some places: pointwise in that input alone.
 _SCATTER = frozenset({"ScatterNd", "ScatterElements"})
 
 
@@ -415,9 +415,9 @@ def aliasing_is_sound(graph: Graph, source: Tensor, out: Tensor) -> tuple[bool, 
     """Whether one address may hold both `source` (the old value) and `out` (the new one).
 
     It may if every read of `source` happens before the write of the same place of `out` in every
-    schedule that respects data dependencies.  That holds when `out` is a scatter into `source` that
-    has no other reader, or when every path from `source` leads to `out` through pointwise ops of
-    one shape.  Everything else gets two regions that are swapped.
+    schedule that respects data dependencies.  That holds when every path from `source` leads to
+    `out` through pointwise ops of one shape, and through scatters into what stands there.
+    Everything else gets two regions that are swapped.
 
     Returns:
         The verdict, and its reason in words.
@@ -444,7 +444,8 @@ def aliasing_is_sound(graph: Graph, source: Tensor, out: Tensor) -> tuple[bool, 
             return False, f"{t.name} is computed from the old value and not needed for the new one"
         for node in users[id(t)]:
             result = node.outputs[0]
-            if node.type not in _POINTWISE or result.shape != source.shape:
+            overwrites = node.type in _SCATTER and all(i is not t for i in node.inputs[1:])
+            if not (overwrites or node.type in _POINTWISE) or result.shape != source.shape:
                 return False, f"{node.name} ({node.type}) reads the old value, not place by place"
             if id(result) not in seen:
                 seen.add(id(result))

@@ -34,31 +34,6 @@ Number: TypeAlias = int | float | bool
 MAX_RANK = 5
 FP16_MAX = 65504.0
 
-# Ops whose output at a place depends on their inputs at that place alone, broadcasting aside.
-_POINTWISE = frozenset(
-    {
-        "Cast",
-        "ElementWiseAbs",
-        "ElementWiseAdd",
-        "ElementWiseDivide",
-        "ElementWiseExp",
-        "ElementWiseMaximum",
-        "ElementWiseMinimum",
-        "ElementWiseMultiply",
-        "ElementWiseNeg",
-        "ElementWiseNeuron",
-        "ElementWiseRsqrt",
-        "ElementWiseSelect",
-        "ElementWiseSquareRoot",
-        "ElementWiseSubtract",
-        "Gelu",
-        "Relu",
-        "ReluMinMax",
-        "Sigmoid",
-        "Tanh",
-    }
-)
-
 _INTERNAL: dict[torch.dtype, DType] = {
     torch.float32: DType.FLOAT16,
     torch.float16: DType.FLOAT16,
@@ -137,6 +112,14 @@ class Result:
     @property
     def dtype(self) -> DType:
         return internal(self.torch_dtype)
+
+
+def _is_pointwise(node: Node) -> bool:
+    """Whether an output's place depends on the inputs' same place alone, broadcasting aside."""
+    return node.type.startswith("ElementWise") or node.type in _POINTWISE
+
+
+_POINTWISE = frozenset({"Cast", "Gelu", "HardSwish", "Relu", "ReluMinMax", "Sigmoid", "Tanh"})
 
 
 def u32(value: int) -> Scalar:
@@ -412,6 +395,24 @@ class Builder:
                 return self.reshape(self.transpose(y, [order.index(r) for r in runs]), shape)
         return self.op("Transpose", [x], shape, params={"perm": self.param(p)})
 
+    def unpermuted(self, x: Value) -> tuple[Value, Shape]:
+        """A value and a permutation of it that are `x`, such that the value needs no Transpose.
+
+        For ops that do as well in another order of axes, and give back less than they take.
+        """
+        same = tuple(range(x.rank))
+        node = self._producers.get(id(x.tensor))
+        while node is not None and node.type != "Transpose":
+            if not (_is_pointwise(node) or node.type == "Concat"):
+                return x, same
+            rows = [self._producers.get(id(t)) for t in node.inputs if math.prod(t.shape) > 1]
+            node = next((n for n in rows if n is not None), None)
+        if node is None or len(node.outputs[0].shape) != x.rank:
+            return x, same
+        _, perm = self._permutation(self._values[id(node.outputs[0])])
+        y = self._pulled(x, tuple(perm.index(i) for i in same), {})
+        return (x, same) if y is None else (y, perm)
+
     def _permutation(self, x: Value) -> tuple[Value, Shape]:
         """The value and the permutation that `x` is made of."""
         node = self._producers.get(id(x.tensor))
@@ -458,7 +459,7 @@ class Builder:
             axis = params["axis"]
             assert isinstance(axis, Scalar)
             params["axis"] = u32(p.index(int(axis.value)))
-        elif node.type not in _POINTWISE:
+        elif not _is_pointwise(node):
             return None
         ins = []
         for t in node.inputs:

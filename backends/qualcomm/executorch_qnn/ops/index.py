@@ -135,6 +135,8 @@ def gather(b: Builder, x: Value, dim: int, index: Value, *_: object) -> Value:
         return b.expand(x, b.result.shape)
     d = axis(dim, x.rank)
     index = _index(b, index, 0, wraps=False)
+    if (rows := _whole_rows(b, index, x.shape, d)) is not None:
+        return b.gather(x, d, rows)
     for k, n in enumerate(index.shape):
         x = x if k == d else b.slice(x, k, 0, n)
     params = {"axis": u32(d)}
@@ -323,7 +325,11 @@ def masked_scatter(b: Builder, *_: object) -> Value:
 def _scatter(
     b: Builder, x: Value, dim: int, index: Value, source: Value, *, add: bool = False
 ) -> Value:
-    """`x` with `source` at the places `index` along `dim`, element by element."""
+    """`x` with `source` at the places `index` along `dim`, element by element.
+
+    As a list of places: ScatterElements adds only integers, has no bools, and QAIRT 2.47 writes
+    wrong places with it from some 100,000 elements on.
+    """
     if not x.rank:
         x1, i1, s1 = (b.reshape(v, (1,)) for v in (x, index, source))
         return b.reshape(_scatter(b, x1, 0, i1, s1, add=add), ())
@@ -331,20 +337,23 @@ def _scatter(
     index = _index(b, index, 0, wraps=False)
     for k, n in enumerate(index.shape):
         source = b.slice(source, k, 0, n)
-    if add and x.dtype is DType.FLOAT16:  # QNN's ScatterElements adds only integers
-        places: dict[int, Value] = {}
-        for k, n in enumerate(index.shape):
-            own = [n if j == k else 1 for j in range(index.rank)]
-            places[k] = b.reshape(b.const(torch.arange(n)), own)
-        return _write(b, x, {**places, d: index}, source, add=True)
-    if add and x.dtype is DType.BOOL8:
-        b.refuse("QNN does not add bools")
-    params = {"axis": u32(d), "reduction": u32(1 if add else 0)}
+    if (rows := _whole_rows(b, index, x.shape, d)) is not None:
+        return _write(b, x, {d: rows}, source, add=add)
+    places: dict[int, Value] = {}
+    for k, n in enumerate(index.shape):
+        own = [n if j == k else 1 for j in range(index.rank)]
+        places[k] = b.reshape(b.const(torch.arange(n)), own)
+    return _write(b, x, {**places, d: index}, source, add=add)
 
-    def emit(v: Value) -> Value:
-        return b.op("ScatterElements", [v, index, b.cast(source, v.dtype)], params=params)
 
-    return b.numerically(x, emit)
+def _whole_rows(b: Builder, index: Value, shape: Shape, d: int) -> Value | None:
+    """`index` as a row, if it is that row wherever a tensor of `shape` has a place beside `d`."""
+    narrow = index.narrow or index
+    lengths = (1,) * (index.rank - narrow.rank) + narrow.shape
+    beside = [k for k in range(index.rank) if k != d]
+    if any(lengths[k] != 1 or index.shape[k] != shape[k] for k in beside):
+        return None
+    return b.expand(b.reshape(narrow, (lengths[d],)), (index.shape[d],))
 
 
 # -- order -------------------------------------------------------------------------------------
@@ -379,9 +388,13 @@ def _top(b: Builder, x: Value, k: int, dim: int, largest: bool) -> list[Value]:
         return [x, b.const(torch.tensor(0))]
     d = axis(dim, x.rank)
     before, after = math.prod(x.shape[:d]), math.prod(x.shape[d + 1 :])
+    # In ascending order QNN gives infinity a place that is none.
+    turned = x.dtype.is_float and not largest
+    x = b.op("ElementWiseNeg", [x]) if turned else x
     rows = b.transpose(b.reshape(x, (before, x.shape[d], after)), (0, 2, 1))
     shape = (before, after, k)
-    params = {"k": u32(k), "largest": b8(largest)}
-    found = b.ops("TopK", [rows], [(shape, x.dtype), (shape, DType.INT32)], params)
+    params = {"k": u32(k), "largest": b8(largest or turned)}
+    values, at = b.ops("TopK", [rows], [(shape, x.dtype), (shape, DType.INT32)], params)
+    values = b.op("ElementWiseNeg", [values]) if turned else values
     ordered = (*x.shape[:d], k, *x.shape[d + 1 :])
-    return [b.reshape(b.transpose(v, (0, 2, 1)), ordered) for v in found]
+    return [b.reshape(b.transpose(v, (0, 2, 1)), ordered) for v in (values, at)]
