@@ -79,9 +79,11 @@ Result<std::unique_ptr<Handle>> load(et::BackendInitContext& context, const void
 
   auto handle = std::make_unique<Handle>();
   std::shared_ptr<StateStore> store;
+  bool verified = false;
   if (!token.empty()) {
     ETQNN_ASSIGN(TokenTarget target, find_token(token));
     store = std::move(target.store);
+    verified = target.verified;
     if (folder.empty()) folder = std::move(target.libraries);
   } else if (!payload.states.empty()) {
     const char* method = context.get_method_name();
@@ -101,6 +103,7 @@ Result<std::unique_ptr<Handle>> load(et::BackendInitContext& context, const void
                                              " bytes, its payload states " +
                                              std::to_string(payload.context_size));
     }
+    bytes.verified = verified;
     return bytes;
   };
   ETQNN_ASSIGN(

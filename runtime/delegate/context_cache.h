@@ -26,6 +26,7 @@ struct ContextBytes {
   std::shared_ptr<const void> owner;
   const void* data = nullptr;
   size_t size = 0;
+  bool verified = false;  // somebody has compared them with their digest already
 };
 
 // The loaded context of that key. Where there is none, `bytes` is asked for the binary, which must

@@ -12,6 +12,7 @@ namespace {
 struct Token {
   std::weak_ptr<StateStore> store;
   std::string libraries;
+  bool verified;
 };
 
 // A live delegate and its store, which its registration keeps alive.
@@ -38,11 +39,11 @@ bool same_load(const MethodLoad& a, const MethodLoad& b) {
 
 }  // namespace
 
-StoreToken::StoreToken(std::shared_ptr<StateStore> store, std::string libraries) {
+StoreToken::StoreToken(std::shared_ptr<StateStore> store, std::string libraries, bool verified) {
   Registry& r = registry();
   std::lock_guard<std::mutex> lock(r.mutex);
   text_ = "store " + std::to_string(r.next_token++);
-  r.tokens[text_] = {store, std::move(libraries)};
+  r.tokens[text_] = {store, std::move(libraries), verified};
 }
 
 StoreToken::~StoreToken() {
@@ -60,7 +61,7 @@ Result<TokenTarget> find_token(const std::string& token) {
   if (store == nullptr) {
     return Status(ErrorKind::kState, "there is no state store with the token '" + token + "'");
   }
-  return TokenTarget{std::move(store), found->second.libraries};
+  return TokenTarget{std::move(store), found->second.libraries, found->second.verified};
 }
 
 LoadRegistration::LoadRegistration(std::shared_ptr<StateStore> store, MethodLoad load)

@@ -16,8 +16,9 @@ namespace executorch_qnn {
 // with the object; delegates that found the store keep it.
 class ETQNN_API StoreToken {
  public:
-  // `libraries`: the folder that the session's delegates load QNN from; empty: search.
-  StoreToken(std::shared_ptr<StateStore> store, std::string libraries);
+  // `libraries`: the folder that the session's delegates load QNN from; empty: search. `verified`:
+  // the program's bytes have been compared with a digest, contexts need not be.
+  StoreToken(std::shared_ptr<StateStore> store, std::string libraries, bool verified = false);
   ~StoreToken();
   StoreToken(const StoreToken&) = delete;
   StoreToken& operator=(const StoreToken&) = delete;
@@ -31,6 +32,7 @@ class ETQNN_API StoreToken {
 struct TokenTarget {
   std::shared_ptr<StateStore> store;
   std::string libraries;
+  bool verified = false;
 };
 
 Result<TokenTarget> find_token(const std::string& token);

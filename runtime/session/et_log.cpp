@@ -3,6 +3,7 @@
 
 #include <executorch/runtime/platform/platform.h>
 
+#include <atomic>
 #include <mutex>
 
 namespace executorch_qnn {
@@ -13,7 +14,8 @@ namespace et = executorch::runtime;
 constexpr size_t kMaxBytes = 4096;
 
 thread_local EtLogCapture* t_innermost = nullptr;
-pal_emit_log_message_method g_next = nullptr;
+std::mutex g_mutex;  // guards installation
+std::atomic<pal_emit_log_message_method> g_next{nullptr};
 
 void emit(et_timestamp_t timestamp, et_pal_log_level_t level, const char* file,
           const char* function, size_t line, const char* message, size_t length) {
@@ -22,16 +24,19 @@ void emit(et_timestamp_t timestamp, et_pal_log_level_t level, const char* file,
     // A fatal line precedes an abort: nobody will read the capture.
     if (level != kFatal) return;
   }
-  g_next(timestamp, level, file, function, line, message, length);
+  g_next.load()(timestamp, level, file, function, line, message, length);
 }
 
-// Steps in front of whatever writes ExecuTorch's log in this process, once.
+// Steps in front of whatever writes ExecuTorch's log in this process. Not with register_pal(): it
+// logs an error where somebody has registered before, as ExecuTorch's own Python module does, and
+// whoever registers later does not pass on what is ours.
 void install() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    g_next = et::get_pal_impl()->emit_log_message;
-    if (!et::register_pal(et::PalImpl::create(emit, __FILE__))) g_next = nullptr;
-  });
+  if (et::get_pal_impl()->emit_log_message == emit) return;
+  std::lock_guard<std::mutex> lock(g_mutex);
+  auto* table = const_cast<et::PalImpl*>(et::get_pal_impl());  // a variable of the runtime's
+  if (table->emit_log_message == emit) return;
+  g_next = table->emit_log_message;
+  table->emit_log_message = emit;
 }
 
 }  // namespace

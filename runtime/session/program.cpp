@@ -10,6 +10,7 @@
 #include "delegate/failure.h"
 #include "session/et_log.h"
 #include "session/kernels.h"
+#include "session/seal.h"
 
 namespace executorch_qnn {
 
@@ -73,8 +74,10 @@ Result<std::shared_ptr<const ProgramFile>> ProgramFile::open(const std::string& 
   file->path_ = path;
   file->options_ = options;
   {
-    // Says what is wrong with a path; ExecuTorch's loader only says that something is.
-    ETQNN_ASSIGN(const MappedFile probe, MappedFile::open(path));
+    // This mapping also says what is wrong with a path; ExecuTorch's loader only that something is.
+    ETQNN_ASSIGN(const MappedFile content, MappedFile::open(path));
+    ETQNN_ASSIGN(file->digest_, check_seal(content.data(), content.size(), path));
+    file->sealed_ = file->digest_.has_value();
   }
   auto loader = MmapDataLoader::from(
       file->path_.c_str(),

@@ -41,7 +41,8 @@ struct ProgramOptions {
 // Immutable and shared by sessions. The file is mapped, and must not change while it is open.
 class ETQNN_API ProgramFile {
  public:
-  // Checks the file's structure first: a truncated or damaged file is an error here.
+  // A file whose seal does not fit it is refused. In one without a seal only the structure is
+  // checked: that finds truncation, and most damage, but ExecuTorch itself may crash on the rest.
   static Result<std::shared_ptr<const ProgramFile>> open(const std::string& path,
                                                          const ProgramOptions& options = {});
   ~ProgramFile();
@@ -53,8 +54,10 @@ class ETQNN_API ProgramFile {
   const std::vector<std::string>& methods() const { return methods_; }
   Result<MethodInfo> method(const std::string& name) const;
   Result<std::string> named_data(const std::string& key) const;
-  // SHA-256 of the file; computed once, when first asked for.
+  // SHA-256 of the file without its seal; computed once.
   Result<Digest> digest() const;
+  // Whether the file has a seal (see session/seal.h), which open() has found to be intact.
+  bool sealed() const { return sealed_; }
 
   const executorch::runtime::Program& program() const { return *program_; }
 
@@ -65,6 +68,7 @@ class ETQNN_API ProgramFile {
   std::unique_ptr<executorch::extension::MmapDataLoader> loader_;
   std::unique_ptr<executorch::runtime::Program> program_;
   std::vector<std::string> methods_;
+  bool sealed_ = false;
   mutable std::mutex mutex_;
   mutable std::optional<Digest> digest_;
 };

@@ -279,7 +279,7 @@ Result<std::shared_ptr<Session>> Session::create(std::shared_ptr<const ProgramFi
 Status Session::load(std::shared_ptr<StateStore> store) {
   EtLogCapture log;
   (void)take_failure();
-  parts_->token.emplace(store, program_->options().libraries);
+  parts_->token.emplace(store, program_->options().libraries, program_->sealed());
   parts_->store = std::move(store);
   ETQNN_TRY(parts_->load_shared_arenas(*program_));
   for (const std::string& name : program_->methods()) {
