@@ -83,6 +83,11 @@ def test_bytes_between_words_come_as_whole_characters() -> None:
     assert [piece for piece in pieces if piece] == ["é", "😀", " he"]
 
 
+def test_text_that_is_no_unicode_is_refused() -> None:
+    with pytest.raises(QnnError, match="Unicode"):
+        BYTES.encode("\udcff")
+
+
 def test_end_tokens_have_no_text() -> None:
     stream = BYTES.stream()
     assert [stream.push(t) for t in [*BYTES.encode("hi"), 0]] == ["h", "i", ""]
@@ -175,6 +180,12 @@ def test_gguf_tokenizer_adds_the_start_token_where_the_model_wants_it() -> None:
 def test_unknown_gguf_tokenizer_is_refused(change: dict[str, str]) -> None:
     with pytest.raises(LoweringError, match="not supported yet"):
         from_gguf({**GGUF, **change})
+
+
+def test_incomplete_gguf_tokenizer_is_refused() -> None:
+    incomplete = {k: v for k, v in GGUF.items() if not k.endswith("merges")}
+    with pytest.raises(LoweringError, match=r"tokenizer\.ggml\.merges"):
+        from_gguf(incomplete)
 
 
 def test_smollm2_tokenizer(smollm: Checkpoint, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from executorch_qnn.errors import LoweringError
+from executorch_qnn.errors import LoweringError, QnnError
 from executorch_qnn.llm.decoder import Decoder
 from executorch_qnn.llm.generate import Generator
 from executorch_qnn.llm.weights import (
@@ -104,8 +104,10 @@ def test_missing_tensor_is_named(tmp_path: Path) -> None:
 def test_wrong_shape_is_named(tmp_path: Path) -> None:
     write_hf(tmp_path, saved())
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
-    with pytest.raises(LoweringError, match=r"embed_tokens\.weight has shape \[259, 32\]"):
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 300}))
+    with pytest.raises(
+        LoweringError, match=r"embed_tokens\.weight has shape \[259, 32\].*\[300, 32\]"
+    ):
         load_model(tmp_path, max_seq_len=16)
 
 
@@ -144,6 +146,20 @@ def test_damaged_safetensors_is_refused(tmp_path: Path, content: bytes) -> None:
     write_hf(tmp_path, saved())
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(LoweringError, match=r"safetensors|lacks the tensor"):
+        load_model(tmp_path, max_seq_len=16)
+
+
+def test_tokenizer_of_a_larger_model_is_refused(tmp_path: Path) -> None:
+    write_hf(tmp_path, random_decoder(tiny_config(vocab_size=VOCAB - 1)))
+    with pytest.raises(LoweringError, match="tokenizer knows 259 tokens"):
+        load_model(tmp_path, max_seq_len=16)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_damaged_json_is_named(tmp_path: Path, name: str) -> None:
+    write_hf(tmp_path, saved())
+    (tmp_path / name).write_text('{"half": ')
+    with pytest.raises(QnnError, match=name):
         load_model(tmp_path, max_seq_len=16)
 
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ..errors import LoweringError
@@ -79,6 +81,19 @@ def from_gguf(metadata: Mapping[str, Any], *, tied_embeddings: bool) -> DecoderC
     return _lookup(_GGUF_ARCHITECTURES, architecture, "general.architecture")(
         metadata, tied_embeddings
     )
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in a file of a checkpoint."""
+    try:
+        value = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise LoweringError(f"{file} is missing") from None
+    except ValueError as error:
+        raise LoweringError(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise LoweringError(f"{file} does not hold a JSON object")
+    return value
 
 
 def _hf_llama(config: Mapping[str, Any]) -> DecoderConfig:

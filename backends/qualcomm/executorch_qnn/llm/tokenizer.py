@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from ..errors import LoweringError, QnnError
+from .config import read_json
 
 # What decoding shows for bytes that are no UTF-8 (yet).
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -41,7 +42,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text that the model is to continue."""
-        return list(self.core.encode(text).ids)
+        return self._encode(text, special=True)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The tokens of a conversation, up to where the model's answer starts.
@@ -50,7 +51,14 @@ class Tokenizer:
         """
         text = self.render_chat(messages)
         # The template writes the special tokens itself.
-        return list(self.core.encode(text, add_special_tokens=False).ids)
+        return self._encode(text, special=False)
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # lone surrogates; the library's error would not say so
+            raise QnnError("the prompt is not valid Unicode text") from None
+        return list(self.core.encode(text, add_special_tokens=special).ids)
 
     def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The text of a conversation by the model's own chat template."""
@@ -98,7 +106,7 @@ class Tokenizer:
         """The tokenizer beside a program; a bare `tokenizer.json` does, without chat."""
         file, config = _files(program)
         core = _read(file)
-        values = json.loads(config.read_text("utf-8")) if config.exists() else {}
+        values = _read_optional(config)
         return Tokenizer(
             core,
             _token_id(core, values.get("bos_token")),
@@ -184,9 +192,12 @@ def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
             f"the file's tokenizer ({kind}, {pre}) is not supported yet; supported: gpt2 with one "
             f"of {', '.join(_PRE_TOKENIZERS)}"
         )
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    kinds: list[int] = metadata["tokenizer.ggml.token_type"]
-    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    try:
+        tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+        kinds: list[int] = metadata["tokenizer.ggml.token_type"]
+        merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+    except KeyError as error:
+        raise LoweringError(f"the file's tokenizer lacks the field {error}") from None
     core = tokenizers.Tokenizer(
         models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
     )
@@ -225,10 +236,7 @@ def _read(file: Path) -> tokenizers.Tokenizer:
 
 
 def _read_optional(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        return {}
-    value = json.loads(file.read_text("utf-8"))
-    return value if isinstance(value, dict) else {}
+    return read_json(file) if file.exists() else {}
 
 
 def _token_id(core: tokenizers.Tokenizer, token: Any) -> int | None:

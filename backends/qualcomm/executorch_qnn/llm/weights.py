@@ -8,7 +8,6 @@ float32 weights.
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +89,11 @@ def load_model(
     """`load_decoder` from the path or name of a model, and its tokenizer."""
     checkpoint = open_checkpoint(model)
     tokenizer = checkpoint.tokenizer()
+    if tokenizer.vocab_size > checkpoint.config.vocab_size:
+        raise LoweringError(
+            f"the tokenizer knows {tokenizer.vocab_size} tokens, the model's table has "
+            f"{checkpoint.config.vocab_size}: they do not belong together"
+        )
     return load_decoder(checkpoint, max_seq_len=max_seq_len, layers=layers), tokenizer
 
 
@@ -246,7 +250,7 @@ class HfCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self.config = configs.from_hf(_read_json(path / "config.json"))
+            self.config = configs.from_hf(configs.read_json(path / "config.json"))
         except KeyError as error:
             raise LoweringError(f"{path / 'config.json'} lacks the field {error}") from None
         self._files = {_from_hf_name(n): (n, file) for n, file in _safetensors(path)}
@@ -282,7 +286,7 @@ def _safetensors(folder: Path) -> Iterator[tuple[str, Path]]:
     """Each tensor of a folder's checkpoint with the shard that holds it."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        shards = _read_json(index)["weight_map"]
+        shards = configs.read_json(index)["weight_map"]
         for missing in sorted({s for s in shards.values() if not (folder / s).exists()}):
             raise LoweringError(f"{index} names the shard {missing}, which is not there")
         yield from ((name, folder / shard) for name, shard in shards.items())
@@ -300,15 +304,3 @@ def _open_safetensors(file: Path) -> Any:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
         raise LoweringError(f"{file} is not a readable safetensors file: {error}") from error
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise LoweringError(f"{file} is missing") from None
-    except ValueError as error:
-        raise LoweringError(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise LoweringError(f"{file} does not hold a JSON object")
-    return value
