@@ -29,8 +29,14 @@ INTS = whole(2, 3, 11, low=-(2**27), high=2**27)
 BOOLS = whole(2, 3, 11, low=0, high=4) > 0
 
 DIMS: list[tuple[Any, bool]] = [
-    (None, False), (-1, False), (-1, True), (0, False), ((1, 2), True), ((0, -1), False), ((0, 1, 2, 3), True),
-]  # fmt: skip
+    (None, False),
+    (-1, False),
+    (-1, True),
+    (0, False),
+    ((1, 2), True),
+    ((0, -1), False),
+    ((0, 1, 2, 3), True),
+]
 
 
 def test_sums_means_and_extrema_over_any_dims() -> None:
@@ -97,9 +103,14 @@ FUNCTIONS: list[tuple[str, Function, torch.Tensor, float]] = [
     ("rank 5 last", lambda x: x.mean((3, 4)), normal(2, 3, 2, 3, 4), 55),
     ("rank 5 softmax", lambda x: x.softmax(2), normal(2, 3, 2, 3, 4), 64),
     ("rank 5 argmax", lambda x: x.argmax(2), normal(2, 3, 2, 3, 4), 300),
-    ("rank 0", lambda x: (x.sum() + x.sum().amax() + x.sum().mean(), x.mean().argmax()), POSITIVE, 55),
+    (
+        "rank 0",
+        lambda x: (x.sum() + x.sum().amax() + x.sum().mean(), x.mean().argmax()),
+        POSITIVE,
+        55,
+    ),
     ("length 1", lambda x: x[:, :1].sum(1) + x[:, :1].softmax(1).mean(1), X, 60),
-]  # fmt: skip
+]
 
 
 def test_functions() -> None:
@@ -117,9 +128,14 @@ def test_means_of_many_large_values_do_not_overflow() -> None:
             Case("all", lambda x: x.mean(), (large,), 60),
             Case("variance", lambda x: x.var(-1), (large - 150,), 60),
             Case("squares", lambda x: x.var(-1), (normal(4, 512, scale=100.0),), 60),
-            Case("norm", lambda x: torch.linalg.vector_norm(x, dim=-1), (normal(4, 512, scale=900.0),), 60),
+            Case(
+                "norm",
+                lambda x: torch.linalg.vector_norm(x, dim=-1),
+                (normal(4, 512, scale=900.0),),
+                60,
+            ),
         ]
-    )  # fmt: skip
+    )
 
 
 def test_integers_are_exact() -> None:
@@ -170,14 +186,18 @@ def test_masked_scores(value: float) -> None:
     check_all(
         [
             Case("softmax", lambda x: x.softmax(-1), (scores,), 60),
-            Case("added", lambda x: (x + torch.where(torch.arange(16) > 8, value, 0.0)).softmax(-1),
-                 (normal(2, 16, scale=4.0),), 60),
+            Case(
+                "added",
+                lambda x: (x + torch.where(torch.arange(16) > 8, value, 0.0)).softmax(-1),
+                (normal(2, 16, scale=4.0),),
+                60,
+            ),
             Case("log_softmax", lambda x: x.log_softmax(-1), (finite,), 60),
             Case("logsumexp", lambda x: x.logsumexp(-1), (scores,), 60),
             Case("amax", lambda x: x.amax(-1), (scores,), exact=True),
             Case("argmax", lambda x: x.argmax(-1), (scores,)),
         ]
-    )  # fmt: skip
+    )
 
 
 def test_a_row_that_is_masked_whole_is_uniform_or_zero_but_never_nan() -> None:

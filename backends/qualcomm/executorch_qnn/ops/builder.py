@@ -331,6 +331,8 @@ class Builder:
         if x.is_const:
             return self._cast_const(x, dtype)
         if dtype is DType.BOOL8:
+            if x.dtype is DType.FLOAT16:  # up to QAIRT 2.49, -0.0 differs from 0.0
+                x = self.elementwise("ElementWiseAbs", [x])
             return self.binary("ElementWiseNotEqual", x, self.value(0, x.dtype), dtype)
         return self.elementwise("Cast", [x], dtype)
 

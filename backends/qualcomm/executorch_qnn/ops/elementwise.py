@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from ..compile.ir import DType
-from .builder import Arg, Builder, Number, Value, f32
+from .builder import Arg, Builder, Number, Shape, Value, broadcast, f32
 from .registry import lowers
 
 aten = torch.ops.aten
@@ -73,8 +73,20 @@ def select(b: Builder, condition: Value, x: Arg, y: Arg) -> Value:
     if dtype is DType.BOOL8:
         held = logical(b, "And", condition, x)
         return logical(b, "Or", held, logical(b, "And", logical(b, "Not", condition), y))
-    values = [condition, b.value(x, dtype), b.value(y, dtype)]
-    return b.elementwise("ElementWiseSelect", values, dtype)
+    values = [b.value(x, dtype), b.value(y, dtype)]
+    if dtype is DType.INT32:
+        values = [
+            _spread(b, v, broadcast(condition.shape, *(v.shape for v in values))) for v in values
+        ]
+    return b.elementwise("ElementWiseSelect", [condition, *values], dtype)
+
+
+def _spread(b: Builder, x: Value, shape: Shape) -> Value:
+    """A single integer as a row: QAIRT 2.47 selects zeros instead of it."""
+    if x.numel > 1:
+        return x
+    y = b.expand(x, shape[-1:] if shape[-1:] != (1,) else shape)
+    return Value(y.shape, y.dtype, y.tensor, y.const)  # for good: no longer one number
 
 
 # -- arithmetic --------------------------------------------------------------------------------
@@ -565,15 +577,25 @@ _OF_BOOLS: dict[str, Callable[[Builder, Arg, Arg], Value]] = {
 }
 
 
-def compare(b: Builder, type: str, x: Arg, y: Arg) -> Value:
+# Up to QAIRT 2.49, -0.0 is less than 0.0.  Beside fp16's smallest number it makes no difference.
+_STRICTLY = {"GreaterEqual": ("Greater", -(2.0**-24)), "LessEqual": ("Less", 2.0**-24)}
+
+
+def compare(b: Builder, op: str, x: Arg, y: Arg) -> Value:
     """A comparison in the type that PyTorch promotes the operands to."""
     dtype = promoted(x, y)
     if dtype is DType.BOOL8:
-        return _OF_BOOLS[type](b, x, y)
+        return _OF_BOOLS[op](b, x, y)
     if isinstance(x, Value) and isinstance(y, float) and x.dtype is not DType.FLOAT16:
         # Integers are compared as integers: fp16 does not tell 4001 from 4000.
-        dtype, y = DType.INT32, _whole(b, type, y)
-    return b.binary(f"ElementWise{type}", b.value(x, dtype), b.value(y, dtype), DType.BOOL8)
+        dtype, y = DType.INT32, _whole(b, op, y)
+    if dtype is DType.FLOAT16 and isinstance(x, Value) and not isinstance(y, Value) and y == 0:
+        x = b.cast(x, dtype)
+        if op in ("Equal", "NotEqual"):
+            x = _abs(b, x)
+        elif op in _STRICTLY:
+            op, y = _STRICTLY[op]
+    return b.binary(f"ElementWise{op}", b.value(x, dtype), b.value(y, dtype), DType.BOOL8)
 
 
 def _whole(b: Builder, type: str, bound: float) -> int:

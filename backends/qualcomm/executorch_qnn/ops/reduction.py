@@ -198,8 +198,18 @@ def vector_norm(
 
 
 def extreme(b: Builder, type: str, x: Value, axes: Sequence[int], keepdim: bool) -> Value:
-    """`ReduceMax` or `ReduceMin`, of bools too."""
+    """`ReduceMax` or `ReduceMin`, of bools and integers too."""
+    if x.dtype is DType.INT32:  # HTP has it only from QAIRT 2.51 on
+        return fold(b, x, axes, _larger if type == "ReduceMax" else _smaller, keepdim)
     return b.numerically(x, lambda v: reduce(b, type, v, axes, keepdim))
+
+
+def _larger(b: Builder, x: Value, y: Value) -> Value:
+    return b.binary("ElementWiseMaximum", x, y)
+
+
+def _smaller(b: Builder, x: Value, y: Value) -> Value:
+    return b.binary("ElementWiseMinimum", x, y)
 
 
 def _amax(type: str) -> Callable[..., Value]:
