@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 import executorch_qnn as qnn
+from executorch_qnn.cli import main
 from executorch_qnn.llm.decoder import Decoder
 from executorch_qnn.llm.export import example_inputs, export
 from executorch_qnn.llm.generate import Generator, open_program
+from executorch_qnn.llm.tokenizer import Tokenizer
 from executorch_qnn.llm.weights import Checkpoint, load_decoder
 
 from .conftest import random_decoder, run, tiny_config
@@ -114,6 +116,24 @@ def test_prefill_methods_fill_the_cache_of_decode(tmp_path: Path, qnn_libraries:
         assert torch.allclose(kept, eager.layers[i].self_attn.k_cache, atol=0.05)
     got = generator.model(torch.tensor([[5]]), torch.tensor([11]))[0]
     assert sqnr([got], [run(eager, [5], 11)]) > 44
+
+
+def test_commands_from_a_folder_to_text(
+    tmp_path: Path, qnn_libraries: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    eager = random_decoder(tiny_config(vocab_size=len(byte_tokens()), n_layers=1), max_seq_len=16)
+    write_hf(tmp_path, eager)
+    file = str(tmp_path / "model.pte")
+    common = ["--qnn-libraries", qnn_libraries]
+    export_ = ["llm", "export", "--model", str(tmp_path), "-o", file, "--max-seq-len", "16"]
+    assert main([*export_, *common]) == 0
+    assert file in capsys.readouterr().out
+    assert (tmp_path / "model.tokenizer.json").exists()
+    options = ["--prompt", "abc", "--max-new-tokens", "2", "--json"]
+    assert main(["llm", "generate", file, *options, *common]) == 0
+    document = json.loads(capsys.readouterr().out)
+    want = Generator(eager, Tokenizer.load(Path(file)), max_context=16)
+    assert document["tokens"] == want.generate("abc", max_new_tokens=2).tokens
 
 
 def test_garbage_on_the_heap_does_not_reach_the_cache(tmp_path: Path, qnn_libraries: str) -> None:

@@ -133,7 +133,7 @@ def _export(args: argparse.Namespace, out: Output) -> None:
             "max_seq_len": args.max_seq_len,
             "report": json.loads(report.to_json()),
         },
-        f"{report}\nwrote {output}, {human_bytes(size)}, and {tokenizer}",
+        f"{report.to_text()}\nwrote {output}, {human_bytes(size)}, and {tokenizer}",
     )
 
 
