@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from ..compile.backend import DelegateInfo
 from ..partition import Ownership, Plan
 from ..report import CpuOpReport, DelegateReport, MethodReport, Report, StateReport
+from ..seal import seal
 from ..target import Target
 from .delegates import called_by_shape
 
@@ -58,13 +59,14 @@ class Program:
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the `.pte`; an existing file is replaced only by a complete one."""
+        """Writes the `.pte`, sealed; an existing file is replaced only by a complete one."""
         target = Path(path)
         fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         temporary = Path(name)
         try:
-            with os.fdopen(fd, "wb") as f:
+            with os.fdopen(fd, "w+b") as f:
                 self.executorch.write_to_file(f)
+                seal(f)
                 f.flush()
                 os.fsync(f.fileno())
             temporary.chmod(0o644)
