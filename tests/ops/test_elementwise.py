@@ -359,3 +359,14 @@ def test_scalar_operands_cost_no_op() -> None:
 
 def test_a_value_that_is_an_input_and_an_output() -> None:
     check(lambda x: (x.clone(), x + 1), X, exact=False, min_sqnr=70)
+
+
+def test_the_edge_dialects_copies_are_copies() -> None:
+    pytest.importorskip("executorch.exir.passes.dim_order_ops_registry")
+    ops = torch.ops.dim_order_ops
+
+    def copies(x: torch.Tensor) -> torch.Tensor:
+        y = ops._to_dim_order_copy.default(x, dtype=torch.int32, dim_order=[0, 1, 2])
+        return ops._clone_dim_order.default(y, dim_order=[0, 1, 2])
+
+    assert op_types(copies, X)[-1] == "Cast"

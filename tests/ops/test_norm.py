@@ -13,7 +13,6 @@ from harness import Case, check, check_all, op_types, refusal
 from torch import nn
 from torch.nn import functional as F
 
-
 native_group_norm = torch.ops.aten.native_group_norm
 
 

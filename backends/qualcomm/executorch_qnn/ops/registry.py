@@ -76,6 +76,18 @@ def aten_op(target: Any) -> OpOverload | None:
     return op if isinstance(op, OpOverload) else None
 
 
+# What ExecuTorch's edge dialect has for two ATen ops: the same values in a stated memory format.
+_EDGE_TWINS = {
+    "dim_order_ops::_to_dim_order_copy": torch.ops.aten._to_copy.default,
+    "dim_order_ops::_clone_dim_order": torch.ops.aten.clone.default,
+}
+
+
+def row_of(op: OpOverload) -> Row | None:
+    """The row of an op, of the ATen or the edge dialect."""
+    return table().get(_EDGE_TWINS.get(op._schema.name, op))
+
+
 def metadata(node: torch.fx.Node) -> list[Result]:
     """Shapes and types of a node's outputs.
 
@@ -103,7 +115,7 @@ def lower_node(b: Builder, node: torch.fx.Node, env: Callable[[torch.fx.Node], A
         Refused: the op is not in the table, or not in this form.
     """
     op = aten_op(node.target)
-    row = table().get(op) if op is not None else None
+    row = row_of(op) if op is not None else None
     if op is None or row is None:
         raise Refused(f"{op or node.target} is not in the op table")
     b.results = metadata(node)
