@@ -8,6 +8,7 @@ import codecs
 import itertools
 import json
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ def export(program: Path, layers: int | None) -> dict[str, Any]:
     command = [*COMMAND, "llm", "export", "--model", MODEL, "--max-seq-len", str(MAX_SEQ_LEN)]
     command += ["--layers", str(layers)] if layers else []
     command += ["-o", str(program)]
-    say(f"$ executorch-qnn {' '.join(command[3:])}")
+    say(f"$ executorch-qnn {shlex.join(command[3:])}")
     done = subprocess.run([*command, "--json"], stdout=subprocess.PIPE, text=True, check=True)
     document: dict[str, Any] = json.loads(done.stdout)
     return document
@@ -38,7 +39,7 @@ def generate(program: Path, prompt: str, count: int) -> tuple[list[int], float]:
     """Runs `llm generate`, shows its text as it comes; returns its tokens and when text began."""
     command = [*COMMAND, "llm", "generate", str(program), "--prompt", prompt]
     command += ["--max-new-tokens", str(count)]
-    say(f"$ executorch-qnn {' '.join(command[3:6])} {prompt!r} {' '.join(command[7:])}")
+    say(f"$ executorch-qnn {shlex.join(command[3:])}")
     print(prompt, end="", flush=True)
     first = 0.0
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode

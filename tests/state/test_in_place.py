@@ -74,7 +74,6 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_one_address_equals_two(case: Case, tmp_path: Path, qnn_libraries: str) -> None:
     sessions = []
