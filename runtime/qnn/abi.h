@@ -20,11 +20,7 @@ using Handle = void*;    // backend, device, context, graph, log, profile, memor
 constexpr uint64_t error_code(Error error) { return error & 0xFFFF; }
 
 enum : uint64_t {
-  kErrorUnsupported = 1000,
-  kErrorMemAlloc = 1002,
-  kErrorValidation = 3110,
   kErrorContextBinary = 5000,
-  kErrorGraphTensor = 6004,
   kErrorDeviceConfig = 14001,
 };
 

@@ -10,8 +10,8 @@
 
 namespace executorch_qnn {
 
-// To be freed before the process runs its exit handlers, as QNN has static objects that it needs: never
-// hold one in a static variable.
+// To be freed before the process runs its exit handlers, as QNN has static objects that it needs:
+// never hold one in a static variable.
 class ETQNN_API Backend {
  public:
   // `soc_model` is QNN's number of the SoC to compile for (57 is SM8650); on a device it may be 0

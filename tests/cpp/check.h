@@ -83,8 +83,8 @@ inline int run_all(int argc, char** argv) {
 
 #define CHECK_EQ(actual, expected)                                                 \
   do {                                                                             \
-    const auto check_actual = (actual);                                           \
-    const auto check_expected = (expected);                                       \
+    const auto check_actual = (actual);                                            \
+    const auto check_expected = (expected);                                        \
     if (!(check_actual == check_expected)) {                                       \
       ::check::fail(__FILE__, __LINE__,                                            \
                     #actual " is " + ::check::show(check_actual) + ", expected " + \

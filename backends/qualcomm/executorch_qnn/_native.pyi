@@ -272,8 +272,8 @@ class Session:
     ) -> list[Any]:
         """Runs a method once, with the GIL released.
 
-        `inputs` are tensors as (address, bytes, scalar type, shape), dense, or scalars; `outputs` are
-        (address, bytes) of the memory for each output tensor, None for other outputs.  Returns
+        `inputs` are tensors as (address, bytes, scalar type, shape), dense, or scalars; `outputs`
+        are (address, bytes) of the memory for each output tensor, None for other outputs.  Returns
         (scalar type, shape) for each tensor, else the value.  The memory must stay until then.
         """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Errors that executorch-qnn raises.  Each message names the node or file, the cause and a way out."""
+"""Errors that executorch-qnn raises: each names the node or file, the cause and a way out."""
 
 from __future__ import annotations
 

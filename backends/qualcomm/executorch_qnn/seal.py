@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from typing import BinaryIO
+from io import BufferedRandom
 
 _SEAL = struct.Struct("<8sIIQ32sQ")
 
 
-def seal(file: BinaryIO) -> None:
+def seal(file: BufferedRandom) -> None:
     """Appends the seal to a complete program.
 
     Args:
