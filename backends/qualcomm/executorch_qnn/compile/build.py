@@ -16,7 +16,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from ..aliasing import buffer, mutated_buffers
 from ..errors import LoweringError
-from ..ops.builder import Builder, Const, Refused, Value, internal, to_array
+from ..ops.builder import Builder, Const, Refused, StorageKey, Value, internal, to_array
 from ..ops.registry import aten_op, lower_node, metadata
 from .ir import Array, DType, Graph, Kind, Node, ScaleOffset, Tensor
 
@@ -142,18 +142,17 @@ class Environment:
         return made
 
     def _key(self, node: torch.fx.Node) -> object:
-        """Equal for tensors that share their storage, as tied weights do."""
-        if node.op == "placeholder" and node.name in self.constants:
-            t = self.constants[node.name]
-            return ("storage", _storage(t), t.storage_offset(), tuple(t.shape), t.stride(), t.dtype)
-        return node
+        return StorageKey.of(self.evaluate(node)) if self._is_view(node) else node
 
-
-def _storage(t: torch.Tensor) -> object:
-    try:
-        return t.untyped_storage().data_ptr() or id(t)
-    except RuntimeError:  # a fake tensor has no storage
-        return id(t)
+    def _is_view(self, node: torch.fx.Node) -> bool:
+        """Whether `node` is a parameter or a chain of views of one."""
+        if node.op == "placeholder":
+            return node.name in self.constants
+        op = aten_op(node.target)
+        if op is None or len(node.all_input_nodes) != 1 or not op._schema.returns:
+            return False
+        returns = op._schema.returns[0].alias_info
+        return returns is not None and self._is_view(node.all_input_nodes[0])
 
 
 def _attribute(node: torch.fx.Node) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from ..compile.ir import (
 Shape: TypeAlias = tuple[int, ...]
 Number: TypeAlias = int | float | bool
 
+_VIEWS = ("permute", "reshape", "slice")  # functions of constants that mostly copy nothing
 MAX_RANK = 5
 FP16_MAX = 65504.0
 
@@ -59,6 +60,26 @@ def internal(dtype: torch.dtype) -> DType:
         return _INTERNAL[dtype]
     except KeyError:
         raise Refused(f"HTP does not compute in {dtype}") from None
+
+
+class StorageKey(NamedTuple):
+    """Identifies a tensor by the memory that it is a view of: tied weights have equal keys."""
+
+    storage: object
+    offset: int
+    shape: Shape
+    stride: Shape
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(t: torch.Tensor) -> StorageKey:
+        try:
+            storage = t.untyped_storage().data_ptr() or id(t)
+        except RuntimeError:  # a fake tensor has no memory
+            storage = id(t)
+        return StorageKey(
+            storage, int(t.storage_offset()), tuple(t.shape), tuple(t.stride()), t.dtype
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +133,12 @@ class Result:
     @property
     def dtype(self) -> DType:
         return internal(self.torch_dtype)
+
+
+def _moves(shape: Shape, p: Shape) -> bool:
+    """Whether elements change their order when the axes do: axes of length one do not count."""
+    moved = [i for i in p if shape[i] != 1]
+    return moved != sorted(moved)
 
 
 def _is_pointwise(node: Node) -> bool:
@@ -258,9 +285,12 @@ class Builder:
                 shape: Shape, dtype: DType | None = None) -> Value:  # fmt: skip
         """A constant computed from a constant, still not made; `what` names the function."""
         assert value.const is not None
-        make = value.const.make
-        const = Const(lambda: fn(make()), (value.const.key, what, shape))
-        return Value(shape, dtype or value.dtype, const=const)
+        make, base = value.const.make, value.const.key
+        key: object = (base, what, shape)
+        if isinstance(base, StorageKey) and dtype is None and what.startswith(_VIEWS):
+            view = StorageKey.of(fn(make()))
+            key = view if view.storage == base.storage else key
+        return Value(shape, dtype or value.dtype, const=Const(lambda: fn(make()), key))
 
     def param(self, data: Sequence[Any] | Array, dtype: DType = DType.UINT32) -> Tensor:
         """A small tensor parameter (axes, permutations, ranges)."""
@@ -380,9 +410,13 @@ class Builder:
             return y
         if (y := self._pulled(x, p, {})) is not None:
             return y
+        return self._transposed(x, p)
+
+    def _transposed(self, x: Value, p: Shape) -> Value:
+        """One Transpose of what `x` is a permutation of."""
         source, before = self._permutation(x)
         if source is not x:
-            return self.transpose(source, [before[i] for i in p])
+            return self._transposed(source, tuple(before[i] for i in p))
         shape = tuple(x.shape[i] for i in p)
         if x.rank == MAX_RANK and x.dtype is DType.INT32:  # QNN permutes up to 4 axes of integers
             runs = [[p[0]]]
@@ -430,14 +464,13 @@ class Builder:
         shape = tuple(x.shape[i] for i in p)
         if x.is_const:
             return self.derived(x, f"permute {p}", lambda t: t.permute(p), shape)
-        moved = [i for i in p if x.shape[i] != 1]
-        if moved == sorted(moved):  # at most axes of length one move
+        if not _moves(x.shape, p):
             return self.reshape(x, shape)
         source, before = self._permutation(x)
         return None if source is x else self.transposed_free(source, tuple(before[i] for i in p))
 
     def _pulled(self, x: Value, p: Shape, seen: dict[int, Value | None]) -> Value | None:
-        """`transpose(x, p)` with no Transpose at all: `p` cancels upstream of pointwise ops.
+        """`transpose(x, p)` where `p` cancels upstream of pointwise ops, for one operand at least.
 
         Two convolutions with an activation or a residual sum between them compute in their own
         layout that way.  The pointwise ops are emitted once more; if nobody needs their first form
@@ -463,16 +496,22 @@ class Builder:
             params["axis"] = u32(p.index(int(axis.value)))
         elif not _is_pointwise(node):
             return None
-        ins = []
+        ins: list[Value] = []
+        cancelled, left = False, 0
         for t in node.inputs:
             v = self._values.get(id(t))
-            if v is not None and v.numel > 1:  # a single number broadcasts in any layout
-                if v.shape != t.shape or v.rank != len(p):
-                    return None
-                v = self.transposed_free(v, p) if v.is_const else self._pulled(v, p, seen)
-            if v is None:
+            if v is None or (v.numel > 1 and (v.shape != t.shape or v.rank != len(p))):
                 return None
+            if v.numel > 1:  # a single number broadcasts in any layout
+                y = self.transposed_free(v, p) if v.is_const else self._pulled(v, p, seen)
+                if y is None:
+                    y, left = self._transposed(v, p), left + v.numel
+                elif not v.is_const:
+                    cancelled = cancelled or _moves(v.shape, p)
+                v = y
             ins.append(v)
+        if left > x.numel or (left and not cancelled):
+            return None
         seen[key] = self.op(node.type, ins, shape, node.outputs[0].dtype, params)
         return seen[key]
 

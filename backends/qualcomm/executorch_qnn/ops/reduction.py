@@ -43,6 +43,10 @@ def reduce(b: Builder, type: str, x: Value, axes: Sequence[int], keepdim: bool =
     axes = [i for i in axes if i < x.rank and x.shape[i] != 1]
     if not axes:
         return b.reshape(x, shape)
+    source, perm = b.unpermuted(x)
+    if source is not x:  # what is left is cheaper to permute
+        y = reduce(b, type, source, [perm[i] for i in axes])
+        return b.reshape(b.transpose(y, perm), shape)
     if x.rank > 4:  # more than some reductions take
         gone = reduced(x.shape, axes, True)
         groups = merged_axes(x.shape, gone)
