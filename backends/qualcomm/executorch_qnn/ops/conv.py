@@ -105,7 +105,11 @@ def _padded(b: Builder, x: Value, padding: Sequence[int]) -> Value:
     """`x`, channels last, with zeros around."""
     amounts = [(0, 0), *_both_ends(padding), (0, 0)]
     shape = tuple(n + before + after for n, (before, after) in zip(x.shape, amounts, strict=True))
-    params = {"scheme": u32(0), "pad_amount": b.param(amounts), "pad_constant_value": f32(0)}
+    params: dict[str, Param] = {
+        "scheme": u32(0),
+        "pad_amount": b.param(amounts),
+        "pad_constant_value": f32(0),
+    }
     return b.op("Pad", [x], shape, params=params)
 
 
