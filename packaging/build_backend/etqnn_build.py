@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -63,9 +64,12 @@ def _downloaded() -> Path:
             pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
             options = ["--only-binary=:all:", "--dest", scratch]
             subprocess.check_call([*pip, *options, f"executorch=={EXECUTORCH_VERSION}"])
-            for wheel in Path(scratch).glob("*.whl"):
-                with zipfile.ZipFile(wheel) as archive:
-                    archive.extractall(cache)
+            (wheel,) = Path(scratch).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(unpacked := Path(scratch, "unpacked"))
+            # In one step, so that an interrupted download leaves nothing half done.
+            shutil.rmtree(cache, ignore_errors=True)
+            unpacked.rename(cache)
     return cache / "executorch"
 
 
