@@ -49,20 +49,15 @@ ValueInfo value_info(const et::Result<et::Tag>& tag, const et::Result<et::Tensor
 
 }  // namespace
 
-Status executorch_failure(et::Error error, const std::string& action) {
-  std::string why;
-  ErrorKind kind = ErrorKind::kRuntime;
-  uint64_t code = static_cast<uint64_t>(error);
+Status executorch_failure(et::Error error, const std::string& action, ErrorKind kind) {
   if (const Status own = take_failure(); !own.ok()) {
-    why = own.message();
-    kind = own.kind();
-    code = own.code();
-  } else {
-    if (const EtLogCapture* log = EtLogCapture::current()) why = log->text();
-    if (why.empty()) why = et::to_string(error);
-    if (error == et::Error::InvalidProgram) kind = ErrorKind::kIncompatible;
+    return {own.kind(), action + ": " + own.message(), own.code()};
   }
-  return {kind, action + ": " + why, code};
+  std::string why;
+  if (const EtLogCapture* log = EtLogCapture::current()) why = log->text();
+  if (why.empty()) why = et::to_string(error);
+  if (error == et::Error::InvalidProgram) kind = ErrorKind::kIncompatible;
+  return {kind, action + ": " + why, static_cast<uint64_t>(error)};
 }
 
 Result<std::shared_ptr<const ProgramFile>> ProgramFile::open(const std::string& path,
@@ -87,8 +82,8 @@ Result<std::shared_ptr<const ProgramFile>> ProgramFile::open(const std::string& 
   auto program =
       et::Program::load(file->loader_.get(), et::Program::Verification::InternalConsistency);
   if (!program.ok()) {
-    const Status status = executorch_failure(program.error(), path + " is no intact .pte file");
-    return Status(ErrorKind::kIncompatible, status.message(), status.code());
+    return executorch_failure(program.error(), path + " is no intact .pte file",
+                              ErrorKind::kIncompatible);
   }
   file->program_ = std::make_unique<et::Program>(std::move(program.get()));
   for (size_t i = 0; i < file->program_->num_methods(); ++i) {

@@ -73,7 +73,9 @@ class ETQNN_API ProgramFile {
   mutable std::optional<Digest> digest_;
 };
 
-// What ExecuTorch says about a call that failed: its error, and the lines it logged meanwhile.
-Status executorch_failure(executorch::runtime::Error error, const std::string& action);
+// A call into ExecuTorch that failed, in words: those of the delegate if it was the cause, else the
+// lines that ExecuTorch logged. `kind` is for the latter.
+Status executorch_failure(executorch::runtime::Error error, const std::string& action,
+                          ErrorKind kind = ErrorKind::kRuntime);
 
 }  // namespace executorch_qnn

@@ -310,36 +310,42 @@ Result<std::shared_ptr<Session>> Session::fork() const {
 
 namespace {
 
-Status check_input(const InputValue& value, const ValueInfo& want, size_t index,
-                   const std::string& method) {
-  const std::string where = "input " + std::to_string(index) + " of method " + method;
-  const ValueKind kind = kind_of(value);
-  if (kind != want.kind) {
-    const std::string expected = want.kind == ValueKind::kTensor
-                                     ? describe_tensor(want.type, want.dims)
-                                     : describe_kind(want.kind);
-    return {ErrorKind::kState, where + " must be " + expected + ", got " + describe_kind(kind)};
+std::string describe_expected(const ValueInfo& want) {
+  return want.kind == ValueKind::kTensor ? describe_tensor(want.type, want.dims)
+                                         : describe_kind(want.kind);
+}
+
+std::string describe_given(const InputValue& value) {
+  if (const auto* tensor = std::get_if<TensorView>(&value)) {
+    return describe_tensor(tensor->type, tensor->dims);
   }
-  if (kind != ValueKind::kTensor) return {};
-  const TensorView& tensor = std::get<TensorView>(value);
-  bool fits = tensor.type == want.type && tensor.dims.size() == want.dims.size();
+  return describe_kind(kind_of(value));
+}
+
+Status does_not_fit(const InputValue& value, const ValueInfo& want, const std::string& where) {
+  return {ErrorKind::kState,
+          where + " must be " + describe_expected(want) + ", got " + describe_given(value)};
+}
+
+Status check_input(const InputValue& value, const ValueInfo& want, const std::string& where) {
+  if (kind_of(value) != want.kind) return does_not_fit(value, want, where);
+  const auto* tensor = std::get_if<TensorView>(&value);
+  if (tensor == nullptr) return {};
+  bool fits = tensor->type == want.type && tensor->dims.size() == want.dims.size();
   size_t elements = 1;
-  for (size_t d = 0; fits && d < tensor.dims.size(); ++d) {
+  for (size_t d = 0; fits && d < tensor->dims.size(); ++d) {
     // A dynamic dimension may be smaller than its bound; ExecuTorch knows which are.
-    fits = tensor.dims[d] >= 0 && tensor.dims[d] <= want.dims[d];
-    elements *= static_cast<size_t>(tensor.dims[d]);
+    fits = tensor->dims[d] >= 0 && tensor->dims[d] <= want.dims[d];
+    elements *= static_cast<size_t>(tensor->dims[d]);
   }
-  if (!fits) {
-    return {ErrorKind::kState, where + " must be " + describe_tensor(want.type, want.dims) +
-                                   ", got " + describe_tensor(tensor.type, tensor.dims)};
+  if (!fits) return does_not_fit(value, want, where);
+  const size_t bytes = elements * element_bytes(static_cast<ScalarType>(tensor->type));
+  if (tensor->bytes != bytes) {
+    return {ErrorKind::kState, where + " is " + describe_given(value) + " and takes " +
+                                   std::to_string(bytes) + " bytes, got " +
+                                   std::to_string(tensor->bytes)};
   }
-  const size_t bytes = elements * element_bytes(static_cast<ScalarType>(tensor.type));
-  if (tensor.bytes != bytes) {
-    return {ErrorKind::kState, where + " is " + describe_tensor(tensor.type, tensor.dims) +
-                                   " and takes " + std::to_string(bytes) + " bytes, got " +
-                                   std::to_string(tensor.bytes)};
-  }
-  if (tensor.data == nullptr && bytes > 0) return {ErrorKind::kState, where + " has no memory"};
+  if (tensor->data == nullptr && bytes > 0) return {ErrorKind::kState, where + " has no memory"};
   return {};
 }
 
@@ -422,23 +428,24 @@ Status Session::run(const std::string& name, const std::vector<InputValue>& inpu
     return {ErrorKind::kInvalid,
             "method " + name + " has " + std::to_string(loaded.info.outputs.size()) + " outputs"};
   }
+  const auto where = [&name](const char* side, size_t i) {
+    return side + (" " + std::to_string(i)) + " of method " + name;
+  };
   for (size_t i = 0; i < inputs.size(); ++i) {
-    ETQNN_TRY(check_input(inputs[i], wanted[i], i, name));
+    ETQNN_TRY(check_input(inputs[i], wanted[i], where("input", i)));
   }
   std::vector<TensorParts> parts(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     const et::Error error = loaded.method->set_input(to_evalue(inputs[i], parts[i]), i);
     if (error == et::Error::Ok) continue;
-    const Status status = executorch_failure(
-        error, "input " + std::to_string(i) + " of method " + name + " does not fit");
-    return {ErrorKind::kState, status.message(), status.code()};
+    const Status status = does_not_fit(inputs[i], wanted[i], where("input", i));
+    return executorch_failure(error, status.message(), ErrorKind::kState);
   }
   if (const et::Error error = loaded.method->execute(); error != et::Error::Ok) {
     return executorch_failure(error, "method " + name + " failed");
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
-    ETQNN_TRY(copy_output(loaded.method->get_output(i), outputs[i],
-                          "output " + std::to_string(i) + " of method " + name));
+    ETQNN_TRY(copy_output(loaded.method->get_output(i), outputs[i], where("output", i)));
   }
   return {};
 }

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .. import _native
-from ..errors import StateError
+from ..errors import IncompatiblePayload, StateError
 from ._errors import loading, running
 from ._values import DTYPES, empty, to_native, trimmed
 
@@ -259,15 +259,19 @@ def _tree_specs(
 ) -> dict[str, tuple[pytree.TreeSpec | None, pytree.TreeSpec | None]]:
     """How inputs and outputs of each method nest, as far as the program says."""
     try:
-        methods = json.loads(program.named_data(META_KEY)).get("methods", {})
-    except (_native.Error, ValueError):
+        meta = program.named_data(META_KEY)
+    except _native.Error:
         return {}
 
     def spec(about: dict[str, str], key: str) -> pytree.TreeSpec | None:
         text = about.get(key)
         return None if text is None else pytree.treespec_loads(text)
 
-    return {name: (spec(m, "in_spec"), spec(m, "out_spec")) for name, m in methods.items()}
+    try:
+        methods = json.loads(meta).get("methods", {})
+        return {name: (spec(m, "in_spec"), spec(m, "out_spec")) for name, m in methods.items()}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise IncompatiblePayload(f"{program.path}: {META_KEY} is damaged: {error}") from None
 
 
 def _leaves(
