@@ -44,6 +44,9 @@ CONVOLUTIONS: list[tuple[str, Function]] = [
     ("reflected", lambda x: F.conv2d(F.pad(x, (1, 1, 1, 1), "reflect"), filters(6, 4, 3, 3))),
     ("1d", lambda x: F.conv1d(x[0], filters(6, 9, 3).repeat(1, 1, 1), BIAS[:6], padding=1)),
     ("1d causal", lambda x: F.conv1d(F.pad(x[0], (3, 0)), filters(9, 1, 4), None, groups=9)),
+    *((f"row of {n} by {k}",
+       lambda x, n=n, k=k: F.conv1d(x.reshape(1, 6, -1)[..., :n], filters(6, 6, k), padding=k // 2))
+      for n, k in ((8, 5), (8, 7), (16, 7), (24, 9))),
     ("1d dilated", lambda x: F.conv1d(x[0], filters(6, 3, 3), None, 1, 2, 2, 3)),
     ("transposed", lambda x: F.conv_transpose2d(x, filters(4, 6, 3, 3), BIAS[:6], 2, 1, 1)),
     ("transposed oblong",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..compile.ir import DType, Param
-from .builder import Builder, Shape, Value, b8, f32, u32
+from .builder import Builder, Shape, Value, b8, u32
 from .registry import lowers
 
 aten = torch.ops.aten
@@ -58,9 +58,10 @@ def convolution(
         _each(v, axes) for v in (stride, padding, dilation, output_padding)
     )
     if axes == 1:
-        x, weight = (b.reshape(v, (*v.shape[:2], 1, v.shape[2])) for v in (x, weight))
-        stride, padding = [1, *stride], [0, *padding]
-        dilation, output_padding = [1, *dilation], [0, *output_padding]
+        # A column and not a row: QNN convolves rows of 8, 16 or 24 with padding wrongly.
+        x, weight = (b.reshape(v, (*v.shape, 1)) for v in (x, weight))
+        stride, padding = [*stride, 1], [*padding, 0]
+        dilation, output_padding = [*dilation, 1], [*output_padding, 0]
     x = _channels_last(b, x)
     bias = None if bias is None else b.cast(bias, x.dtype)
     if transposed:
@@ -80,10 +81,9 @@ def _convolved(
     dilation: Sequence[int],
     groups: int,
 ) -> Value:
+    if x.rank == 4 and x.shape[1] == 1 < x.shape[2] and max(padding):
+        b.refuse("QNN convolves a padded image of one row wrongly; conv1d is right")
     kernel = weight.shape[2:]
-    if max(dilation) > 1 and max(padding) and x.rank == 4 and 1 in x.shape[1:3]:
-        # QNN pads a dilated row wrongly at some lengths (8, 16).
-        x, padding = _padded(b, x, padding), [0, 0]
     sizes = zip(x.shape[1:-1], kernel, stride, padding, dilation, strict=True)
     spatial = tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
     params: dict[str, Param] = {
@@ -99,18 +99,6 @@ def _convolved(
     filters = b.transpose(weight, (*range(2, weight.rank), 1, 0))
     inputs = [x, filters] if bias is None else [x, filters, bias]
     return b.op(op, inputs, (x.shape[0], *spatial, weight.shape[0]), params=params)
-
-
-def _padded(b: Builder, x: Value, padding: Sequence[int]) -> Value:
-    """`x`, channels last, with zeros around."""
-    amounts = [(0, 0), *_both_ends(padding), (0, 0)]
-    shape = tuple(n + before + after for n, (before, after) in zip(x.shape, amounts, strict=True))
-    params: dict[str, Param] = {
-        "scheme": u32(0),
-        "pad_amount": b.param(amounts),
-        "pad_constant_value": f32(0),
-    }
-    return b.op("Pad", [x], shape, params=params)
 
 
 def _transposed(
