@@ -609,21 +609,23 @@ class Builder:
             return x
         if x.is_const:
             return self.derived(x, f"tile {times}", lambda t: t.repeat(tuple(times)), shape)
-        if x.rank <= 4 or (x.rank == MAX_RANK and x.dtype is DType.FLOAT16):
-            y = self.op("Tile", [x], shape, params={"multiples": self.param(list(times))})
-            spread = all(k == 1 or n == 1 for n, k in zip(x.shape, times, strict=True))
-            return Value(shape, x.dtype, y.tensor, narrow=x) if spread else y
-        # QNN tiles integers and bools up to rank 4: axes that are repeated as one are one.
+        spread = all(k == 1 or n == 1 for n, k in zip(x.shape, times, strict=True))
+        # QNN tiles up to rank 4 (floats of rank 5, too, but dies on some in QAIRT 2.47): axes that
+        # are repeated as one are one.
         merged: list[list[int]] = []
         for n, k in zip(x.shape, times, strict=True):
             if merged and (k == 1 or merged[-1][0] == 1):
                 merged[-1] = [merged[-1][0] * n, merged[-1][1] * k]
             else:
                 merged.append([n, k])
-        if len(merged) == x.rank:
+        if x.rank <= 4 or (len(merged) == MAX_RANK and x.dtype is DType.FLOAT16):
+            y = self.op("Tile", [x], shape, params={"multiples": self.param(list(times))})
+        elif len(merged) > 4:
             self.refuse(f"QNN does not tile {x.dtype.name} of rank {x.rank}")
-        y = self.tile(self.reshape(x, [n for n, _ in merged]), [k for _, k in merged])
-        return self.reshape(y, shape)
+        else:
+            y = self.tile(self.reshape(x, [n for n, _ in merged]), [k for _, k in merged])
+            y = self.reshape(y, shape)
+        return Value(shape, x.dtype, y.tensor, narrow=x) if spread else y
 
     def binary(self, type: str, a: Value, b: Value, dtype: DType | None = None) -> Value:
         """An elementwise op of two values of one type, with broadcasting."""

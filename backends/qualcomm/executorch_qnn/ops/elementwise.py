@@ -85,7 +85,7 @@ def _spread(b: Builder, x: Value, shape: Shape) -> Value:
     """A single integer as a row: QAIRT 2.47 selects zeros instead of it."""
     if x.numel > 1:
         return x
-    y = b.expand(x, shape[-1:] if shape[-1:] != (1,) else shape)
+    y = b.expand(b.reshape(x, ()), shape[-1:] if shape[-1:] != (1,) else shape)
     return Value(y.shape, y.dtype, y.tensor, y.const)  # for good: no longer one number
 
 

@@ -16,6 +16,7 @@ import torch
 
 from ..compile.ir import DType, Kind
 from .builder import Builder, Number, Shape, Value, b8, broadcast, u32
+from .elementwise import select
 from .layout import axis, bounds
 from .registry import lowers
 
@@ -38,7 +39,7 @@ def _index(b: Builder, index: Value, n: int, *, wraps: bool) -> Value:
         return b.derived(index, f"wrap {n}", lambda t: torch.where(t < 0, t + n, t), index.shape)
     below = b.binary("ElementWiseLess", index, b.value(0, DType.INT32), DType.BOOL8)
     wrapped = b.binary("ElementWiseAdd", index, b.value(n, DType.INT32))
-    return _select(b, below, wrapped, index)
+    return select(b, below, wrapped, index)
 
 
 def _advanced(b: Builder, x: Value, indices: Sequence[Value | None]) -> dict[int, Value]:
@@ -189,12 +190,8 @@ def index_put(
         rest = x.rank - masks[0] - mask.rank
         mask = b.reshape(mask, (*(1,) * masks[0], *mask.shape, *(1,) * rest))
         number = b.reshape(values, (1,) * x.rank)
-        return b.numerically(x, lambda v: _select(b, mask, b.cast(number, v.dtype), v))
+        return b.numerically(x, lambda v: select(b, mask, b.cast(number, v.dtype), v))
     return _write(b, x, _advanced(b, x, indices), values, add=accumulate)
-
-
-def _select(b: Builder, mask: Value, x: Value, y: Value) -> Value:
-    return b.op("ElementWiseSelect", [mask, x, y], broadcast(mask.shape, x.shape, y.shape), y.dtype)
 
 
 def _rows(b: Builder, x: Value, dim: int, index: Value) -> Indices:
