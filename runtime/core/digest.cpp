@@ -7,6 +7,7 @@
 #include <cpuid.h>
 #include <immintrin.h>
 #elif defined(__aarch64__) && defined(__linux__)
+#include <arm_acle.h>
 #include <arm_neon.h>
 #include <sys/auxv.h>
 #endif
@@ -36,6 +37,22 @@ constexpr CrcTables make_crc_tables() {
 }
 
 constexpr CrcTables kCrc = make_crc_tables();
+
+// The register before and after; crc32() inverts it at both ends.
+uint32_t crc_by_table(const uint8_t* p, size_t size, uint32_t crc) {
+  for (; size >= 8; size -= 8, p += 8) {
+    uint32_t low = 0, high = 0;
+    std::memcpy(&low, p, 4);
+    std::memcpy(&high, p + 4, 4);
+    low ^= crc;
+    crc = kCrc.table[7][low & 0xFF] ^ kCrc.table[6][(low >> 8) & 0xFF] ^
+          kCrc.table[5][(low >> 16) & 0xFF] ^ kCrc.table[4][low >> 24] ^
+          kCrc.table[3][high & 0xFF] ^ kCrc.table[2][(high >> 8) & 0xFF] ^
+          kCrc.table[1][(high >> 16) & 0xFF] ^ kCrc.table[0][high >> 24];
+  }
+  for (; size > 0; --size, ++p) crc = (crc >> 8) ^ kCrc.table[0][(crc ^ *p) & 0xFF];
+  return crc;
+}
 
 alignas(16) constexpr uint32_t kRound[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
@@ -99,6 +116,48 @@ __attribute__((target("sha,sse4.1,ssse3"))) void sha256_x86(uint32_t* state, con
   _mm_storeu_si128(reinterpret_cast<__m128i*>(state + 4), hgfe);
 }
 
+// x^n modulo the polynomial, bit-reversed and shifted as carry-less multiplication of reversed
+// operands wants it.
+constexpr uint64_t power_of_x(int n) {
+  uint32_t value = 0x80000000u;
+  for (int i = 0; i < n; ++i) value = (value >> 1) ^ ((value & 1) ? 0xEDB88320u : 0u);
+  return uint64_t{value} << 1;
+}
+
+__attribute__((target("pclmul,sse4.1"))) inline __m128i advance(__m128i block, __m128i powers) {
+  return _mm_xor_si128(_mm_clmulepi64_si128(block, powers, 0x00),
+                       _mm_clmulepi64_si128(block, powers, 0x11));
+}
+
+// Four 16-byte blocks, each moved on by 64 bytes at a time: a block stands for all the bytes that
+// it has passed. At the end there are 16 bytes of the same remainder as the whole.
+__attribute__((target("pclmul,sse4.1"))) uint32_t crc_fast(const uint8_t* p, size_t size,
+                                                           uint32_t crc) {
+  if (size < 128) return crc_by_table(p, size, crc);
+  const auto load = [](const uint8_t* from) __attribute__((target("pclmul,sse4.1"))) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  };
+  const __m128i by_64 = _mm_set_epi64x(static_cast<long long>(power_of_x(512 - 32)),
+                                       static_cast<long long>(power_of_x(512 + 32)));
+  const __m128i by_16 = _mm_set_epi64x(static_cast<long long>(power_of_x(128 - 32)),
+                                       static_cast<long long>(power_of_x(128 + 32)));
+  __m128i x[4];
+  for (int i = 0; i < 4; ++i) x[i] = load(p + 16 * i);
+  x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128(static_cast<int>(crc)));
+  for (p += 64, size -= 64; size >= 64; p += 64, size -= 64) {
+    for (int i = 0; i < 4; ++i) x[i] = _mm_xor_si128(advance(x[i], by_64), load(p + 16 * i));
+  }
+  for (int i = 1; i < 4; ++i) x[i] = _mm_xor_si128(advance(x[i - 1], by_16), x[i]);
+  uint8_t rest[16];
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(rest), x[3]);
+  return crc_by_table(p, size, crc_by_table(rest, sizeof rest, 0));
+}
+
+bool has_crc_instructions() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+}
+
 bool has_sha_instructions() {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("sse4.1") || !__builtin_cpu_supports("ssse3")) return false;
@@ -145,6 +204,27 @@ ETQNN_SHA_TARGET void sha256_arm(uint32_t* state, const uint8_t* blocks, size_t 
   vst1q_u32(state + 4, efgh);
 }
 
+#if defined(__clang__)
+#define ETQNN_CRC_TARGET __attribute__((target("crc")))
+#else
+#define ETQNN_CRC_TARGET __attribute__((target("+crc")))
+#endif
+
+ETQNN_CRC_TARGET uint32_t crc_fast(const uint8_t* p, size_t size, uint32_t crc) {
+  for (; size >= 8; size -= 8, p += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, p, sizeof word);
+    crc = __crc32d(crc, word);
+  }
+  for (; size > 0; --size, ++p) crc = __crc32b(crc, *p);
+  return crc;
+}
+
+bool has_crc_instructions() {
+  constexpr unsigned long kHwcapCrc32 = 1ul << 7;
+  return (getauxval(AT_HWCAP) & kHwcapCrc32) != 0;
+}
+
 bool has_sha_instructions() {
   constexpr unsigned long kHwcapSha2 = 1ul << 6;
   return (getauxval(AT_HWCAP) & kHwcapSha2) != 0;
@@ -154,6 +234,10 @@ constexpr internal::Sha256Compress kFast = sha256_arm;
 
 #else
 
+uint32_t crc_fast(const uint8_t* p, size_t size, uint32_t crc) {
+  return crc_by_table(p, size, crc);
+}
+bool has_crc_instructions() { return false; }
 bool has_sha_instructions() { return false; }
 constexpr internal::Sha256Compress kFast = internal::sha256_portable;
 
@@ -161,21 +245,14 @@ constexpr internal::Sha256Compress kFast = internal::sha256_portable;
 
 }  // namespace
 
+uint32_t internal::crc32_portable(const uint8_t* data, size_t size, uint32_t crc) noexcept {
+  return ~crc_by_table(data, size, ~crc);
+}
+
 uint32_t crc32(const void* data, size_t size, uint32_t crc) noexcept {
+  static const bool fast = has_crc_instructions();
   const auto* p = static_cast<const uint8_t*>(data);
-  crc = ~crc;
-  for (; size >= 8; size -= 8, p += 8) {
-    uint32_t low = 0, high = 0;
-    std::memcpy(&low, p, 4);
-    std::memcpy(&high, p + 4, 4);
-    low ^= crc;
-    crc = kCrc.table[7][low & 0xFF] ^ kCrc.table[6][(low >> 8) & 0xFF] ^
-          kCrc.table[5][(low >> 16) & 0xFF] ^ kCrc.table[4][low >> 24] ^
-          kCrc.table[3][high & 0xFF] ^ kCrc.table[2][(high >> 8) & 0xFF] ^
-          kCrc.table[1][(high >> 16) & 0xFF] ^ kCrc.table[0][high >> 24];
-  }
-  for (; size > 0; --size, ++p) crc = (crc >> 8) ^ kCrc.table[0][(crc ^ *p) & 0xFF];
-  return ~crc;
+  return ~(fast ? crc_fast(p, size, ~crc) : crc_by_table(p, size, ~crc));
 }
 
 void internal::sha256_portable(uint32_t* state, const uint8_t* blocks, size_t count) noexcept {

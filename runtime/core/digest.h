@@ -32,7 +32,10 @@ class Sha256 {
 };
 
 namespace internal {
-// Compresses `count` 64-byte blocks into `state`. Exposed so that tests can compare the two.
+// What crc32() does where the processor has no instructions for it. Exposed, like the two below, so
+// that tests can compare.
+uint32_t crc32_portable(const uint8_t* data, size_t size, uint32_t crc = 0) noexcept;
+// Compresses `count` 64-byte blocks into `state`.
 void sha256_portable(uint32_t* state, const uint8_t* blocks, size_t count) noexcept;
 // The fastest compression function of this processor; may be `sha256_portable`.
 using Sha256Compress = void (*)(uint32_t* state, const uint8_t* blocks, size_t count) noexcept;

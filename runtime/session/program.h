@@ -54,7 +54,7 @@ class ETQNN_API ProgramFile {
   const std::vector<std::string>& methods() const { return methods_; }
   Result<MethodInfo> method(const std::string& name) const;
   Result<std::string> named_data(const std::string& key) const;
-  // SHA-256 of the file without its seal; computed once.
+  // SHA-256 of the file without its seal; from the seal, else computed once.
   Result<Digest> digest() const;
   // Whether the file has a seal (see session/seal.h), which open() has found to be intact.
   bool sealed() const { return sealed_; }

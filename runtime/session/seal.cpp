@@ -15,17 +15,24 @@ constexpr size_t kSealBytes = 64;
 
 Result<std::optional<Digest>> check_seal(const void* file, size_t size, const std::string& path) {
   if (size < kSealBytes) return std::optional<Digest>();
-  ByteReader seal(static_cast<const uint8_t*>(file) + size - kSealBytes, kSealBytes);
+  const auto* content = static_cast<const uint8_t*>(file);
+  const uint8_t* start = content + size - kSealBytes;
+  ByteReader seal(start, kSealBytes);
   if (std::memcmp(seal.bytes(sizeof kMagic), kMagic, sizeof kMagic) != 0) {
     return std::optional<Digest>();
   }
   const auto version = seal.number<uint32_t>();
-  seal.number<uint32_t>();
-  const auto sealed_bytes = seal.number<uint64_t>();
+  const auto crc = seal.number<uint32_t>();
+  const auto content_bytes = seal.number<uint64_t>();
   Digest stated;
   std::memcpy(stated.data(), seal.bytes(stated.size()), stated.size());
-  if (version != 1 || sealed_bytes != size - kSealBytes ||
-      Sha256::of(file, sealed_bytes) != stated) {
+  const bool intact = seal.number<uint32_t>() == crc32(start, kSealBytes - 8);
+  if (intact && version != 1) {
+    return Status(
+        ErrorKind::kIncompatible,
+        path + " has a seal of version " + std::to_string(version) + "; upgrade executorch-qnn");
+  }
+  if (!intact || content_bytes != size - kSealBytes || crc32(content, content_bytes) != crc) {
     return Status(ErrorKind::kIncompatible,
                   path + " is damaged: its content is not what its seal states");
   }

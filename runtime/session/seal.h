@@ -2,8 +2,10 @@
 // The seal: the last 64 bytes of a .pte that executorch-qnn wrote. ExecuTorch ignores what lies
 // behind its own content, and has no checksum of its own.
 //
-//   char[8] "ETQNNSEA"; u32 version 1; u32 0; u64 bytes before the seal; u8[32] their SHA-256; u64
-//   0
+//   char[8] "ETQNNSEA"; u32 version 1; u32 CRC-32 of the content; u64 bytes of the content;
+//   u8[32] SHA-256 of the content; u32 CRC-32 of the 56 bytes before; u32 0
+//
+// The CRC is what is compared, at some GB/s. The SHA-256 is the content's name.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +17,8 @@
 
 namespace executorch_qnn {
 
-// The digest that the seal states, after comparing it; nothing if there is no seal. kIncompatible
-// if the bytes are not those that were sealed.
+// The digest of an intact file that is sealed; nothing if there is no seal. kIncompatible if the
+// bytes are not those that were sealed.
 Result<std::optional<Digest>> check_seal(const void* file, size_t size, const std::string& path);
 
 }  // namespace executorch_qnn

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -196,3 +197,36 @@ def test_the_file_may_be_removed_while_a_session_lives(
     session.save_state(tmp_path / "state")  # the digest was taken at load
     twin = session.fork()
     assert twin(int32()).tolist() == [[1, 0, 0, 0]]
+
+
+SANITIZED = Path(__file__).parents[2] / "build/cpp-sanitized/qnn_runner"
+
+
+@pytest.mark.skipif(not SANITIZED.exists(), reason="scripts/test --sanitize builds it")
+def test_damage_is_refused_under_sanitizers(
+    program_file: MakeFile, null_qnn: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in.bin").write_bytes(int32().numpy().tobytes())
+    state, path = tmp_path / "state", tmp_path / "damaged.pte"
+    command = [SANITIZED, "--qnn-libraries", null_qnn, "--inputs", tmp_path / "in.bin"]
+
+    def run(*args: object) -> tuple[int, str]:
+        result = subprocess.run([*command, *map(str, args)], capture_output=True, text=True)
+        assert "Sanitizer" not in result.stderr, result.stderr
+        assert "runtime error" not in result.stderr, result.stderr
+        return result.returncode, result.stderr
+
+    good, rng = program_file().read_bytes(), random.Random(1)
+    assert run("--model", program_file(), "--state-out", state) == (0, "")
+    good_state = state.read_bytes()
+    for _ in range(60):
+        damaged = bytearray(good)
+        damaged[rng.randrange(len(good) - 64)] ^= 1 << rng.randrange(8)
+        path.write_bytes(
+            damaged if rng.random() < 0.7 else good[: rng.randrange(1, len(good) - 200)]
+        )
+        assert run("--model", path)[0] == 1
+        damaged = bytearray(good_state)
+        damaged[rng.randrange(12, len(good_state))] ^= 1 << rng.randrange(8)
+        state.write_bytes(damaged)
+        assert run("--model", program_file(), "--state-in", state)[0] == 1

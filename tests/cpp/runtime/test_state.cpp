@@ -157,6 +157,9 @@ TEST(digests_do_not_depend_on_how_bytes_arrive) {
     CHECK_EQ(crc32(bytes.data() + cut, size - cut, crc32(bytes.data(), cut)),
              crc32(bytes.data(), size));
   }
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    CHECK_EQ(crc32(bytes.data(), size, 77), internal::crc32_portable(bytes.data(), size, 77));
+  }
   uint32_t a[8] = {1, 2, 3, 4, 5, 6, 7, 8}, b[8] = {1, 2, 3, 4, 5, 6, 7, 8};
   internal::sha256_portable(a, bytes.data(), 15);
   internal::sha256_best()(b, bytes.data(), 15);
