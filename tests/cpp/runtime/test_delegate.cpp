@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The delegate, called as ExecuTorch calls it, on the null provider.
 #include <atomic>
+#include <cmath>
 #include <thread>
 
 #include "delegate/store_registry.h"
@@ -62,6 +63,30 @@ TEST(a_call_converts_at_the_boundary_and_steps_the_state) {
     CHECK_EQ(call.u.as<int64_t>()[1], -3);
     CHECK_EQ(counter(*store, "n"), i);
     CHECK_EQ(counter(*store, "d"), i);
+  }
+}
+
+TEST(floats_cross_as_fp16_whatever_their_value) {
+  for (const ScalarType host : {ScalarType::kFloat32, ScalarType::kFloat64}) {
+    Program program({payload("f", {}, {tensor("x", host, abi::DataType::kFloat16, {6})},
+                             {tensor("y", host, abi::DataType::kFloat16, {6})})});
+    Load load;
+    Delegate delegate(program, 0, load);
+    CHECK_OK(delegate.failure);
+    Arg x(host, {6}), y(host, {6});
+    std::vector<et::EValue*> args{&x.value, &y.value};
+    const double from[] = {0, NAN, INFINITY, -INFINITY, -1e9, 0.333251953125};
+    const double expected[] = {0x1p-24, NAN, INFINITY, -INFINITY, -65504, 0.333251953125};
+    const bool wide = host == ScalarType::kFloat64;
+    for (size_t i = 0; i < 6; ++i) {
+      if (wide) x.as<double>()[i] = from[i];
+      if (!wide) x.as<float>()[i] = static_cast<float>(from[i]);
+    }
+    CHECK(delegate.execute(args) == et::Error::Ok);
+    for (size_t i = 0; i < 6; ++i) {
+      const double got = wide ? y.as<double>()[i] : static_cast<double>(y.as<float>()[i]);
+      CHECK(got == expected[i] || (std::isnan(got) && std::isnan(expected[i])));
+    }
   }
 }
 
