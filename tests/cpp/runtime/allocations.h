@@ -31,7 +31,7 @@ class Counter {
   }
 };
 
-#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 inline bool counted() { return true; }
 inline size_t in_use() { return mallinfo2().uordblks; }
 #else
@@ -45,7 +45,7 @@ inline void note() {
 
 }  // namespace allocations
 
-#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 
 extern "C" {
 void* __libc_malloc(size_t);
