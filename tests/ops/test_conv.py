@@ -48,6 +48,15 @@ CONVOLUTIONS: list[tuple[str, Function]] = [
        lambda x, n=n, k=k: F.conv1d(x.reshape(1, 6, -1)[..., :n], filters(6, 6, k), padding=k // 2))
       for n, k in ((8, 5), (8, 7), (16, 7), (24, 9))),
     ("1d dilated", lambda x: F.conv1d(x[0], filters(6, 3, 3), None, 1, 2, 2, 3)),
+    *((f"1d, channels last, {n} by {k}, dilation {d}",
+       lambda x, n=n, k=k, d=d: F.conv1d(x.reshape(2, -1, 6)[:, :n].transpose(1, 2),
+                                         filters(6, 6, k), None, 1, d * (k // 2), d))
+      for n, k, d in ((8, 3, 1), (8, 3, 2), (12, 3, 2), (16, 7, 1), (24, 3, 4))),
+    ("1d padded before", lambda x: F.conv1d(F.pad(x[0], (2, 2)), filters(6, 9, 5))),
+    ("1d strided", lambda x: F.conv1d(x[0], filters(6, 9, 5), None, 2, 2)),
+    ("column", lambda x: F.conv2d(x[:, :, :8, :1], filters(6, 4, 3, 1), None, 1, (1, 0))),
+    ("row", lambda x: F.conv2d(x[:, :, :1], filters(6, 4, 1, 5), None, 1, (0, 2))),
+    ("one place", lambda x: F.conv2d(x[:, :, :1, :1], filters(6, 4, 3, 3), None, 1, 1)),
     ("transposed", lambda x: F.conv_transpose2d(x, filters(4, 6, 3, 3), BIAS[:6], 2, 1, 1)),
     ("transposed oblong",
      lambda x: F.conv_transpose2d(x, filters(4, 6, 3, 2), None, (3, 2), (1, 0))),
@@ -79,6 +88,10 @@ POOLS: list[tuple[str, Function]] = [
      lambda x: F.avg_pool2d(x, (2, 3), (2, 3), (0, 1), True, False)),
     ("avg divisor", lambda x: F.avg_pool2d(x, 2, divisor_override=3)),
     ("avg 1d", lambda x: F.avg_pool1d(x[0], 3, 2, 1)),
+    ("avg 1d overlapping", lambda x: F.avg_pool1d(x[0], 5, 1, 2)),
+    ("avg overlapping", lambda x: F.avg_pool2d(x.reshape(1, 1, 24, 24), 3, 1, 1)),
+    ("avg overlapping inside", lambda x: F.avg_pool2d(x.reshape(1, 1, 24, 24), 2, 1)),
+    ("max overlapping", lambda x: F.max_pool2d(x.reshape(1, 1, 24, 24), 3, 1, 1)),
     ("adaptive avg", lambda x: F.adaptive_avg_pool2d(x, (3, 2))),
     ("adaptive avg to one", lambda x: F.adaptive_avg_pool2d(x, (1, 4))),
     ("adaptive avg 1d", lambda x: F.adaptive_avg_pool1d(x[0], 4)),
@@ -119,6 +132,21 @@ class Residual(nn.Module):
         return F.max_pool2d(torch.relu(y), 2)
 
 
+class Padded(nn.Module):
+    """A stack whose later layers get rows that are only reshaped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            nn.Conv1d(4, 8, 5, padding=2), nn.ReLU(), nn.Conv1d(8, 8, 3, padding=2, dilation=2),
+            nn.ReLU(), nn.Conv1d(8, 4, 3, padding=1),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
 class Conv1dChain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -147,6 +175,8 @@ def test_chains_of_convolutions_follow_pytorch() -> None:
             Case("2d", Residual(), (X,), min_sqnr=50),
             Case("1d", Conv1dChain(), (X[:, :, 0],), min_sqnr=50),
             Case("1d, one in the batch", Conv1dChain(), (X[:1, :, 0],), min_sqnr=50),
+            Case("1d padded", Padded(), (X[:, :, 0],), min_sqnr=50),
+            Case("1d padded, one in the batch", Padded(), (X[:1, :, 0],), min_sqnr=50),
         ]
     )
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
-from ..compile.ir import DType, Param
+from ..compile.ir import DType, Param, Tensor
 from .builder import Builder, Shape, Value, b8, u32
 from .registry import lowers
 
@@ -58,16 +59,15 @@ def convolution(
         _each(v, axes) for v in (stride, padding, dilation, output_padding)
     )
     if axes == 1:
-        # A column and not a row: QNN convolves rows of 8, 16 or 24 with padding wrongly.
-        x, weight = (b.reshape(v, (*v.shape, 1)) for v in (x, weight))
-        stride, padding = [*stride, 1], [*padding, 0]
-        dilation, output_padding = [*dilation, 1], [*output_padding, 0]
+        x, weight = (b.reshape(v, (*v.shape[:2], 1, v.shape[2])) for v in (x, weight))
+        stride, padding = [1, *stride], [0, *padding]
+        dilation, output_padding = [1, *dilation], [0, *output_padding]
     x = _channels_last(b, x)
     bias = None if bias is None else b.cast(bias, x.dtype)
     if transposed:
         y = _transposed(b, x, weight, bias, stride, padding, dilation, output_padding, groups)
     else:
-        y = _convolved(b, x, weight, bias, stride, padding, dilation, groups)
+        y = _convolved(b, x, weight, bias, stride, _both_ends(padding), dilation, groups)
     return b.reshape(_channels_first(b, y), b.result.shape)
 
 
@@ -77,18 +77,34 @@ def _convolved(
     weight: Value,
     bias: Value | None,
     stride: Sequence[int],
-    padding: Sequence[int],
+    padding: Sequence[tuple[int, int]],
     dilation: Sequence[int],
     groups: int,
 ) -> Value:
-    if x.rank == 4 and x.shape[1] == 1 < x.shape[2] and max(padding):
-        b.refuse("QNN convolves a padded image of one row wrongly; conv1d is right")
+    """A convolution, channels last, with padding (before, after) of each axis.
+
+    QNN's is wrong for an image of one column whenever it is padded, and for one of one row if both
+    ends are padded alike and the length is 8, 16, 24 and so on, up to 8 times the padding.
+    """
     kernel = weight.shape[2:]
-    sizes = zip(x.shape[1:-1], kernel, stride, padding, dilation, strict=True)
-    spatial = tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes)
+    if x.rank == 4 and x.shape[1] > 1 == x.shape[2] == kernel[1] and not any(padding[1]):
+        row, flat = (b.reshape(v, _turned(v.shape, i)) for v, i in ((x, 1), (weight, 2)))
+        y = _convolved(b, row, flat, bias, stride[::-1], padding[::-1], dilation[::-1], groups)
+        return b.reshape(y, _turned(y.shape, 1))
+    lengths = [
+        (n + sum(p) - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(x.shape[1:-1], kernel, stride, padding, dilation, strict=True)
+    ]
+    wanted = lengths[-1]
+    if x.rank == 4 and x.shape[1] == kernel[0] == 1 and _is_padded_alike(b, x, padding[1]):
+        # One more zero at the end; the output that it may add is cut off.
+        before, after = padding[1][0], padding[1][1] + 1
+        padding = [padding[0], (before, after)]
+        reach = dilation[1] * (kernel[1] - 1) + 1
+        lengths[1] = (x.shape[2] + before + after - reach) // stride[1] + 1
     params: dict[str, Param] = {
         "stride": b.param(stride),
-        "pad_amount": b.param(_both_ends(padding)),
+        "pad_amount": b.param(padding),
         "dilation": b.param(dilation),
     }
     op = "Conv3d" if len(kernel) == 3 else "Conv2d"
@@ -98,7 +114,27 @@ def _convolved(
         params["group"] = u32(groups)
     filters = b.transpose(weight, (*range(2, weight.rank), 1, 0))
     inputs = [x, filters] if bias is None else [x, filters, bias]
-    return b.op(op, inputs, (x.shape[0], *spatial, weight.shape[0]), params=params)
+    y = b.op(op, inputs, (x.shape[0], *lengths, weight.shape[0]), params=params)
+    return b.slice(y, y.rank - 2, 0, wanted)
+
+
+def _turned(shape: Shape, i: int) -> Shape:
+    """`shape` with the axes `i` and `i + 1` exchanged."""
+    return (*shape[:i], shape[i + 1], shape[i], *shape[i + 2 :])
+
+
+def _is_padded_alike(b: Builder, x: Value, padding: tuple[int, int]) -> bool:
+    """Whether a row is padded alike at both ends, be it by an op before, which QNN fuses."""
+    tensor = b.tensor(x)
+    while (node := b.producer(tensor)) and node.type in ("Reshape", "Transpose"):
+        tensor = node.inputs[0]
+    amounts = [padding]
+    if node is not None and node.type == "Pad":
+        pads = node.params["pad_amount"]
+        assert isinstance(pads, Tensor)
+        assert isinstance(pads.data, np.ndarray)
+        amounts += [(int(before), int(after)) for before, after in pads.data]
+    return any(before == after > 0 for before, after in amounts)
 
 
 def _transposed(
@@ -259,14 +295,22 @@ def adaptive_avg_pool2d(b: Builder, x: Value, *_: object) -> Value:
 
 
 def _avg_pool(b: Builder, x: Value, w: _Windows, counts: torch.Tensor) -> Value:
-    """The sum over each window divided by `counts`."""
-    edges = not torch.equal(counts, w.counts(False))  # does QNN count the zeros around?
+    """The sum over each window divided by `counts`.
+
+    QNN's own pool is right where windows neither overlap nor reach outside; elsewhere a depthwise
+    convolution is.
+    """
+    area = math.prod(w.kernel)
+    factor = area / counts
 
     def pool(v: Value, shape: Shape) -> Value:
-        params = {**w.params(b), "count_pad_for_edges": b8(edges)}
-        y = b.op("PoolAvg2d", [v], shape, params=params)
-        factor = math.prod(w.kernel) / counts
-        if not edges or bool((factor == 1).all()):
+        if w.kernel == w.stride and not any(map(any, w.padding)):
+            params = {**w.params(b), "count_pad_for_edges": b8(False)}
+            y = b.op("PoolAvg2d", [v], shape, params=params)
+        else:
+            weight = b.const(torch.full((v.shape[-1], 1, *w.kernel), 1 / area))
+            y = _convolved(b, v, weight, None, w.stride, w.padding, [1, 1], v.shape[-1])
+        if bool((factor == 1).all()):
             return y
         return b.binary("ElementWiseMultiply", y, b.const(factor))
 
