@@ -75,6 +75,8 @@ def reads(d: torch.dtype) -> list[Case]:
         ("gather", lambda x, i: x.gather(2, i), (x, places(8, 2, 3, 5, 4))),
         ("gather a part", lambda x, i: x.gather(2, i), (x, places(8, 1, 2, 5, 3))),
         ("gather in front", lambda x, i: x.gather(0, i), (x, places(2, 3, 3, 8, 4))),
+        ("gather rows of each", lambda x, i: x.gather(2, i[..., None].expand(2, 3, 5, 4)),
+         (x, places(8, 2, 3, 5))),
         ("gather rank 1", lambda x, i: x[0, 0, :, 0].gather(0, i), (x, places(8, 5))),
         ("gather rank 5", lambda x, i: x[None].gather(3, i), (x, places(8, 1, 2, 3, 5, 4))),
         ("gather whole rows", lambda x, i: x.gather(2, i[:, None].expand(2, 3, 5, 4)),
@@ -125,8 +127,12 @@ def writes(d: torch.dtype) -> list[Case]:
         ("scatter", lambda x, i, y: x.scatter(2, i, y[:, :, :5]), (x, columns(8, 5, 2, 3, 4), x)),
         ("scatter a part", lambda x, i, y: x.scatter(2, i, y), (x, columns(8, 5, 1, 2, 4), x)),
         ("scatter value", lambda x, i: x.scatter(2, i, 1), (x, places(8, 2, 3, 5, 4))),
+        ("scatter rows of each", lambda x, i, y: x.scatter(2, i[..., :1].expand(2, 3, 3, 4), y),
+         (x, columns(8, 3, 2, 3, 1), row)),
         ("scatter rank 1", lambda x, i, y: x[0, 0, :, 0].scatter(0, i, y[0, 0, :3, 1]),
          (x, different(8, 3), x)),
+        ("scatter rank 5", lambda x, i, y: x[None].scatter(3, i[None], y[None, :, :, :5]),
+         (x, columns(8, 5, 2, 3, 4), x)),
         ("scatter whole rows", lambda x, i, y: x.scatter(2, i[:, None].expand(2, 3, 3, 4), y),
          (x, different(8, 3), row)),
         ("slice_scatter", lambda x, y: x.slice_scatter(y, 2, 1, 4), (x, row)),
@@ -204,6 +210,31 @@ def test_embeddings_are_exact() -> None:
             for s in cases
         ]
     )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("qnn_libraries")
+def test_a_megabyte_is_read_and_written_exactly() -> None:
+    """What QNN computes in one piece when it is small, it cuts into tiles when it is large."""
+    x, table = data(torch.float32, 1, 8, 1024, 64), data(torch.float32, 2048, 320)
+    cases: list[tuple[str, Function, tuple[Tensor, ...]]] = [
+        ("rows", lambda x, i: x[:, :, i], (x, places(1024, 7))),
+        ("index_select", lambda x, i: x.index_select(2, i), (x, places(1024, 300))),
+        ("rows of a table", lambda x, i: x[i], (table, places(2048, 50))),
+        ("columns of a table", lambda x, i: x[:, i], (table, places(320, 33))),
+        ("two axes", lambda x, i, j: x[:, i, j], (x, places(8, 40), places(1024, 40))),
+        ("gather", lambda x, i: x.gather(2, i), (x, places(1024, 1, 8, 16, 64))),
+        ("gather rows", lambda x, i: x.gather(2, i[..., None].expand(1, 8, 16, 64)),
+         (x, places(1024, 1, 8, 16))),
+        ("gather in front", lambda x, i: x.gather(0, i), (table, places(2048, 64, 320))),
+        ("scatter", lambda x, i, y: x.scatter(2, i, y[:, :, :16]),
+         (x, columns(1024, 16, 1, 8, 64), x)),
+        ("scatter_add", lambda x, i, y: x.scatter_add(0, i, y[:64]),
+         (table, places(2048, 64, 320), table)),
+        ("index_copy", lambda x, i, y: x.index_copy(2, i, y[:, :, :5]), (x, different(1024, 5), x)),
+        ("topk", lambda x: x.topk(40).values, (table,)),
+    ]  # fmt: skip
+    check_all([Case(name, fn, inputs, exact=True) for name, fn, inputs in cases])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ..compile.ir import DType, Kind
-from .builder import Builder, Number, Shape, Value, b8, broadcast, u32
+from .builder import MAX_RANK, Builder, Number, Shape, Value, b8, broadcast, u32
 from .elementwise import select
 from .layout import axis, bounds
 from .registry import lowers
@@ -123,7 +123,17 @@ def index_tensor(b: Builder, x: Value, indices: Sequence[Value | None]) -> Value
     if len(at) == 1:
         ((d, index),) = at.items()
         return b.gather(x, d, index)
-    index = _Places(x.shape, at).coordinates(b)
+    return _read(b, x, at)
+
+
+def _read(b: Builder, x: Value, indices: Indices) -> Value:
+    """The places of `x` that `indices` name."""
+    if x.rank == MAX_RANK:
+        axes = max(indices) + 1
+        if axes > 3:
+            b.refuse(f"QNN gathers places along up to 4 axes of tensors of rank 4, not {x.rank}")
+        x = b.reshape(x, (*x.shape[:axes], math.prod(x.shape[axes:])))
+    index = _Places(x.shape, indices).coordinates(b)
     shape = (*index.shape[:-1], *x.shape[index.shape[-1] :])
     params = {"batch_dims": u32(0)}
     y = b.numerically(x, lambda v: b.op("GatherNd", [v, index], shape, params=params))
@@ -132,18 +142,52 @@ def index_tensor(b: Builder, x: Value, indices: Sequence[Value | None]) -> Value
 
 @lowers(aten.gather.default)
 def gather(b: Builder, x: Value, dim: int, index: Value, *_: object) -> Value:
+    """By places: QNN's GatherElements reads wrong ones of large tensors with leading axes."""
     if not x.rank:
         return b.expand(x, b.result.shape)
     d = axis(dim, x.rank)
     index = _index(b, index, 0, wraps=False)
     if (rows := _whole_rows(b, index, x.shape, d)) is not None:
         return b.gather(x, d, rows)
-    for k, n in enumerate(index.shape):
-        x = x if k == d else b.slice(x, k, 0, n)
-    params = {"axis": u32(d)}
-    return b.numerically(
-        x, lambda v: b.op("GatherElements", [v, index], index.shape, params=params)
-    )
+    if x.rank == MAX_RANK:
+        for k, n in enumerate(index.shape):
+            x = x if k == d else b.slice(x, k, 0, n)
+        x, index, d = _around(b, x, d), _around(b, index, d), 1
+    return _read(b, x, _elements(b, index, x.shape, d))
+
+
+def _around(b: Builder, x: Value, d: int) -> Value:
+    """`x` with one axis before axis `d` and one behind it."""
+    return b.reshape(x, (math.prod(x.shape[:d]), x.shape[d], math.prod(x.shape[d + 1 :])))
+
+
+def _whole_rows(b: Builder, index: Value, shape: Shape, d: int) -> Value | None:
+    """`index` as a row, if it is that row wherever a tensor of `shape` has a place beside `d`."""
+    narrow = index.narrow or index
+    lengths = (1,) * (index.rank - narrow.rank) + narrow.shape
+    beside = [k for k in range(index.rank) if k != d]
+    if any(lengths[k] != 1 or index.shape[k] != shape[k] for k in beside):
+        return None
+    return b.expand(b.reshape(narrow, (lengths[d],)), (index.shape[d],))
+
+
+def _elements(b: Builder, index: Value, shape: Shape, d: int) -> Indices:
+    """The places that `index` along axis `d` of a tensor of `shape` stands for, one by one.
+
+    Trailing axes that it covers wholly, and does not depend on, are left out.
+    """
+    narrow = index.narrow or index
+    lengths = (1,) * (index.rank - narrow.rank) + narrow.shape
+    end = index.rank
+    while end - 1 > d and lengths[end - 1] == 1 and index.shape[end - 1] == shape[end - 1]:
+        end -= 1
+    covered = index.shape[:end]
+    indices = {}
+    for k, n in enumerate(covered):
+        indices[k] = b.reshape(b.const(torch.arange(n)), [n if j == k else 1 for j in range(end)])
+    if end < index.rank:
+        index = b.expand(b.reshape(narrow, lengths[:end]), covered)
+    return {**indices, d: index}
 
 
 # -- writing -----------------------------------------------------------------------------------
@@ -336,21 +380,13 @@ def _scatter(
         source = b.slice(source, k, 0, n)
     if (rows := _whole_rows(b, index, x.shape, d)) is not None:
         return _write(b, x, {d: rows}, source, add=add)
-    places: dict[int, Value] = {}
-    for k, n in enumerate(index.shape):
-        own = [n if j == k else 1 for j in range(index.rank)]
-        places[k] = b.reshape(b.const(torch.arange(n)), own)
-    return _write(b, x, {**places, d: index}, source, add=add)
-
-
-def _whole_rows(b: Builder, index: Value, shape: Shape, d: int) -> Value | None:
-    """`index` as a row, if it is that row wherever a tensor of `shape` has a place beside `d`."""
-    narrow = index.narrow or index
-    lengths = (1,) * (index.rank - narrow.rank) + narrow.shape
-    beside = [k for k in range(index.rank) if k != d]
-    if any(lengths[k] != 1 or index.shape[k] != shape[k] for k in beside):
-        return None
-    return b.expand(b.reshape(narrow, (lengths[d],)), (index.shape[d],))
+    if x.rank == MAX_RANK:
+        if any(index.shape[k] != n for k, n in enumerate(x.shape) if k != d):
+            b.refuse("QNN scatters into a part of tensors of up to rank 4")
+        x, index, source = (_around(b, v, d) for v in (x, index, source))
+        y = _write(b, x, _elements(b, index, x.shape, 1), source, add=add)
+        return b.reshape(y, b.result.shape)
+    return _write(b, x, _elements(b, index, x.shape, d), source, add=add)
 
 
 # -- order -------------------------------------------------------------------------------------
@@ -384,12 +420,11 @@ def _top(b: Builder, x: Value, k: int, dim: int, largest: bool) -> list[Value]:
     if not x.rank:
         return [x, b.const(torch.tensor(0))]
     d = axis(dim, x.rank)
-    before, after = math.prod(x.shape[:d]), math.prod(x.shape[d + 1 :])
     # In ascending order QNN gives infinity a place that is none.
     turned = x.dtype.is_float and not largest
     x = b.op("ElementWiseNeg", [x]) if turned else x
-    rows = b.transpose(b.reshape(x, (before, x.shape[d], after)), (0, 2, 1))
-    shape = (before, after, k)
+    rows = b.transpose(_around(b, x, d), (0, 2, 1))
+    shape = (*rows.shape[:2], k)
     params = {"k": u32(k), "largest": b8(largest or turned)}
     values, at = b.ops("TopK", [rows], [(shape, x.dtype), (shape, DType.INT32)], params)
     values = b.op("ElementWiseNeg", [values]) if turned else values
