@@ -11,19 +11,14 @@ namespace {
 struct Cache {
   std::mutex mutex;  // also held while a context is loaded, so that nobody loads it twice
   std::map<ContextKey, std::weak_ptr<const ExecutableContext>> contexts;
-  std::map<std::pair<std::string, uint32_t>, std::weak_ptr<const Backend>> backends;
+  // Kept for the life of the process: one for each library and SoC, cheap to have, 16 ms to make,
+  // and older QNN libraries do not give back all the memory of one that is freed.
+  std::map<std::pair<std::string, uint32_t>, std::shared_ptr<const Backend>> backends;
 };
 
 Cache& cache() {
   static auto* instance = new Cache();  // outlives delegates destroyed at exit
   return *instance;
-}
-
-template <class Map>
-void drop_expired(Map& map) {
-  for (auto it = map.begin(); it != map.end();) {
-    it = it->second.expired() ? map.erase(it) : std::next(it);
-  }
 }
 
 // The simulator has to be told which SoC it stands for; a device knows what it is.
@@ -46,8 +41,9 @@ Result<std::shared_ptr<const ExecutableContext>> cached_context(
     const std::function<Result<ContextBytes>()>& bytes) {
   Cache& c = cache();
   std::lock_guard<std::mutex> lock(c.mutex);
-  drop_expired(c.contexts);
-  drop_expired(c.backends);
+  for (auto it = c.contexts.begin(); it != c.contexts.end();) {
+    it = it->second.expired() ? c.contexts.erase(it) : std::next(it);
+  }
   if (const auto found = c.contexts.find(key); found != c.contexts.end()) {
     if (auto context = found->second.lock()) return context;
   }
@@ -60,11 +56,9 @@ Result<std::shared_ptr<const ExecutableContext>> cached_context(
                   "that the delegate payload states");
   }
   const uint32_t soc_model = kSimulator ? key.soc_model : 0;
-  auto& known_backend = c.backends[{key.libraries, soc_model}];
-  std::shared_ptr<const Backend> backend = known_backend.lock();
+  std::shared_ptr<const Backend>& backend = c.backends[{key.libraries, soc_model}];
   if (backend == nullptr) {
     ETQNN_ASSIGN(backend, Backend::create(library, soc_model));
-    known_backend = backend;
   }
   ETQNN_ASSIGN(std::shared_ptr<const ExecutableContext> context,
                ExecutableContext::load(backend, binary.data, binary.size));

@@ -30,7 +30,7 @@ struct ContextBytes {
 };
 
 // The loaded context of that key. Where there is none, `bytes` is asked for the binary, which must
-// have the key's digest. The cache itself keeps nothing alive.
+// have the key's digest. The cache does not keep contexts alive.
 Result<std::shared_ptr<const ExecutableContext>> cached_context(
     const std::shared_ptr<const Library>& library, const ContextKey& key,
     const std::function<Result<ContextBytes>()>& bytes);
