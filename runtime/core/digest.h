@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace executorch_qnn {
 
@@ -13,6 +14,9 @@ namespace executorch_qnn {
 uint32_t crc32(const void* data, size_t size, uint32_t crc = 0) noexcept;
 
 using Digest = std::array<uint8_t, 32>;
+
+// In hexadecimal digits.
+std::string to_string(const Digest& digest);
 
 // SHA-256. Uses the processor's SHA instructions where it has them: a context of some hundred MB is
 // then hashed faster than QNN loads it, so that every load can afford the check.

@@ -11,7 +11,7 @@
 
 namespace executorch_qnn {
 
-// A whole file, mapped read-only.
+// A whole file, mapped read-only. An empty one has no bytes, and is none the worse for it.
 class ETQNN_API MappedFile {
  public:
   static Result<MappedFile> open(const std::string& path);
@@ -28,16 +28,26 @@ class ETQNN_API MappedFile {
   size_t size_;
 };
 
-// A file that appears under its name only when it is complete: it is filled through a mapping under
-// a temporary name in the same folder and renamed by commit(). Without commit() nothing is left
-// behind.
+// A file that appears under its name only when it is complete: it is filled without a name where
+// the file system can do that, else under another one in the same folder, and commit() renames it.
+// Without commit() nothing is left behind, and what the name meant before stays; of a process that
+// is killed a hidden ".NAME.*.tmp" may stay, at worst. Replaces regular files only, and keeps their
+// mode; where `path` is a symbolic link, what it leads to.
 class ETQNN_API OutputFile {
  public:
-  // Reserves `capacity` bytes, so that a full disk is an error here and not a SIGBUS later.
+  // To be filled by write().
+  static Result<OutputFile> create(const std::string& path);
+  // To be filled through data(). Reserves `capacity` bytes, so that a full disk is an error here
+  // and not a SIGBUS later.
   static Result<OutputFile> create(const std::string& path, uint64_t capacity);
   OutputFile(OutputFile&& other) noexcept;
   OutputFile& operator=(OutputFile&&) = delete;
   ~OutputFile();
+
+  // Appends.
+  Status write(const void* data, size_t size);
+  // Gives the file its name once its bytes are on the disk: not even a power cut leaves a part.
+  Status commit();
 
   void* data() const { return data_; }
   // Cuts the file to `size` bytes and gives it its name.
@@ -46,9 +56,10 @@ class ETQNN_API OutputFile {
  private:
   OutputFile() = default;
   void unmap();
+  Status publish();
 
   std::string path_;
-  std::string temporary_;  // empty once there is nothing to remove
+  std::string temporary_;  // its present name; empty if there is none to remove
   int fd_ = -1;
   void* data_ = nullptr;
   uint64_t capacity_ = 0;
