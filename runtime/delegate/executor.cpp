@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "delegate/executor.h"
 
+#include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <string>
 #include <utility>
+
+#include "core/half.h"
 
 namespace executorch_qnn {
 namespace {
@@ -14,6 +18,8 @@ using executorch::runtime::Span;
 Status mismatch(const std::string& what) {
   return {ErrorKind::kInvalid, "the context binary does not fit its payload: " + what};
 }
+
+}  // namespace
 
 // Hands out the tensors of one side of a graph by name, each once.
 class TensorTable {
@@ -27,24 +33,38 @@ class TensorTable {
 
   Result<abi::Tensor*> take(const std::string& name, abi::DataType dtype,
                             const std::vector<uint32_t>& dims, const StateEncoding& encoding) {
-    for (size_t i = 0; i < specs_.size(); ++i) {
-      const TensorSpec& spec = specs_[i];
-      if (spec.name != name) continue;
-      if (taken_[i]) return mismatch(side_ + " " + name + " is used twice");
-      if (spec.dtype != dtype || spec.dims != dims) {
-        return mismatch(side_ + " " + name + " is " +
-                        describe(to_string(spec.dtype), spec.dims.data(), spec.dims.size()) +
-                        ", expected " + describe(to_string(dtype), dims.data(), dims.size()));
-      }
-      const Encoding& e = spec.encoding;
-      if (encoding.quantized && (e.scales.size() != 1 || e.scales[0] != encoding.scale ||
-                                 e.offsets.size() != 1 || e.offsets[0] != encoding.offset)) {
-        return mismatch(side_ + " " + name + " has another encoding");
-      }
-      taken_[i] = true;
-      return &tensors_[i];
+    ETQNN_ASSIGN(const size_t i, find(name));
+    const TensorSpec& spec = specs_[i];
+    if (taken_[i]) return mismatch(side_ + " " + name + " is used twice");
+    if (spec.dtype != dtype || spec.dims != dims) {
+      return mismatch(side_ + " " + name + " is " +
+                      describe(to_string(spec.dtype), spec.dims.data(), spec.dims.size()) +
+                      ", expected " + describe(to_string(dtype), dims.data(), dims.size()));
     }
-    return mismatch("graph has no " + side_ + " " + name);
+    ETQNN_TRY(check_encoding(spec, encoding));
+    taken_[i] = true;
+    return &tensors_[i];
+  }
+
+  // The memory of a tensor that several states share parts of; made when it is first asked for.
+  // They need `elements` of it.
+  Result<void*> shared(const std::string& name, abi::DataType dtype, size_t elements,
+                       const StateEncoding& encoding, std::vector<Region>& memory) {
+    ETQNN_ASSIGN(const size_t i, find(name));
+    const TensorSpec& spec = specs_[i];
+    void*& data = tensors_[i].v1.buffer.data;
+    if (taken_[i] && data == nullptr) return mismatch(side_ + " " + name + " is used twice");
+    if (spec.dtype != dtype || spec.bytes() / element_bytes(dtype) < elements) {
+      return mismatch(side_ + " " + name + " does not hold what it should");
+    }
+    ETQNN_TRY(check_encoding(spec, encoding));
+    if (!taken_[i]) {
+      ETQNN_ASSIGN(Region region, Region::allocate(spec.bytes()));
+      data = region.address();
+      memory.push_back(std::move(region));
+      taken_[i] = true;
+    }
+    return data;
   }
 
   // QNN reads and writes every one of them.
@@ -56,11 +76,39 @@ class TensorTable {
   }
 
  private:
+  Result<size_t> find(const std::string& name) const {
+    for (size_t i = 0; i < specs_.size(); ++i) {
+      if (specs_[i].name == name) return i;
+    }
+    return mismatch("graph has no " + side_ + " " + name);
+  }
+
+  Status check_encoding(const TensorSpec& spec, const StateEncoding& want) const {
+    const Encoding& e = spec.encoding;
+    const bool same = e.scales.size() == 1 && e.scales[0] == want.scale && e.offsets.size() == 1 &&
+                      e.offsets[0] == want.offset;
+    if (want.quantized && !same) return mismatch(side_ + " " + spec.name + " has another encoding");
+    return {};
+  }
+
   const std::vector<TensorSpec>& specs_;
   std::vector<abi::Tensor>& tensors_;
   std::string side_;
   std::vector<bool> taken_;
 };
+
+namespace {
+
+void add_half(const void* increments, float* to, size_t count) {
+  constexpr size_t kChunk = 256;
+  float chunk[kChunk];
+  const auto* from = static_cast<const uint16_t*>(increments);
+  for (size_t at = 0; at < count; at += kChunk) {
+    const size_t n = std::min(kChunk, count - at);
+    from_half(from + at, chunk, n);
+    for (size_t i = 0; i < n; ++i) to[at + i] += chunk[i];
+  }
+}
 
 // QNN has no tensors of rank 0.
 std::vector<uint32_t> npu_dims(const std::vector<uint32_t>& dims) {
@@ -130,21 +178,7 @@ Status Executor::build(const Payload& payload, const std::vector<StateSlot*>& sl
     }
   }
 
-  for (size_t i = 0; i < payload.states.size(); ++i) {
-    const PayloadState& state = payload.states[i];
-    const StateDescriptor& d = state.descriptor;
-    State bound{slots[i], state.binding, nullptr, nullptr};
-    if (!state.input.empty()) {
-      ETQNN_ASSIGN(bound.input,
-                   inputs.take(state.input, d.stored_type, npu_dims(d.dims), d.encoding));
-    }
-    if (!state.output.empty()) {
-      ETQNN_ASSIGN(bound.output,
-                   outputs.take(state.output, d.stored_type, npu_dims(d.dims), d.encoding));
-    }
-    states_.push_back(bound);
-    if (state.binding == StateBinding::kDoubleBuffer) double_buffered_.push_back(slots[i]);
-  }
+  ETQNN_TRY(build_states(payload, slots, inputs, outputs));
   ETQNN_TRY(inputs.all_taken());
   ETQNN_TRY(outputs.all_taken());
   if (!states_.empty()) {
@@ -154,16 +188,105 @@ Status Executor::build(const Payload& payload, const std::vector<StateSlot*>& sl
   return {};
 }
 
+Status Executor::build_states(const Payload& payload, const std::vector<StateSlot*>& slots,
+                              TensorTable& inputs, TensorTable& outputs) {
+  for (size_t i = 0; i < payload.states.size(); ++i) {
+    const PayloadState& state = payload.states[i];
+    const StateDescriptor& d = state.descriptor;
+    const bool converted = state.npu_type != d.stored_type;
+    const size_t npu_bytes = d.elements() * element_bytes(state.npu_type);
+    State bound;
+    bound.slot = slots[i];
+    bound.binding = state.binding;
+    if (!state.input.empty()) {
+      ETQNN_ASSIGN(bound.input,
+                   inputs.take(state.input, state.npu_type, npu_dims(d.dims), d.encoding));
+      if (converted) {
+        ETQNN_ASSIGN(Region region, Region::allocate(npu_bytes));
+        bound.input_copy = region.address();
+        copies_.push_back(std::move(region));
+      }
+    }
+    if (state.binding == StateBinding::kDelta) {
+      const PayloadRows& r = state.rows;
+      const size_t elements = size_t{r.outer} * r.count * r.row;
+      ETQNN_ASSIGN(void* data, outputs.shared(state.output, d.stored_type, r.offset + elements,
+                                              d.encoding, copies_));
+      ETQNN_ASSIGN(void* positions,
+                   outputs.shared(r.positions, abi::DataType::kInt32, r.count, {}, copies_));
+      const size_t element = element_bytes(d.stored_type);
+      rows_.push_back({slots[i], static_cast<const int32_t*>(positions),
+                       static_cast<const uint8_t*>(data) + r.offset * element, r.outer, r.length,
+                       r.count, r.row * element});
+    } else if (!state.output.empty()) {
+      ETQNN_ASSIGN(bound.output,
+                   outputs.take(state.output, state.npu_type, npu_dims(d.dims), d.encoding));
+      if (converted) {
+        ETQNN_ASSIGN(Region region, Region::allocate(npu_bytes));
+        bound.output_copy = region.address();
+        copies_.push_back(std::move(region));
+      }
+    }
+    states_.push_back(bound);
+    if (state.binding == StateBinding::kDoubleBuffer) double_buffered_.push_back(slots[i]);
+  }
+  return {};
+}
+
 void Executor::bind_states() {
   for (const State& state : states_) {
     if (state.input != nullptr) {
-      state.slot->bound_input = state.input->v1.buffer.data = state.slot->front();
+      void* data = state.input_copy != nullptr ? state.input_copy : state.slot->front();
+      state.slot->bound_input = state.input->v1.buffer.data = data;
     }
     if (state.output != nullptr) {
-      state.slot->bound_output = state.output->v1.buffer.data = state.slot->target(state.binding);
+      void* data =
+          state.output_copy != nullptr ? state.output_copy : state.slot->target(state.binding);
+      state.slot->bound_output = state.output->v1.buffer.data = data;
     }
   }
+  for (const Rows& rows : rows_) rows.slot->bound_output = rows.data;
   epoch_ = store_->epoch();
+}
+
+void Executor::place(const Rows& rows) {
+  auto* slot = static_cast<uint8_t*>(rows.slot->front());
+  for (size_t block = 0; block < rows.outer; ++block) {
+    uint8_t* to = slot + block * rows.length * rows.row_bytes;
+    const uint8_t* from = rows.data + block * rows.count * rows.row_bytes;
+    for (size_t t = 0; t < rows.count; ++t) {
+      std::memcpy(to + static_cast<size_t>(rows.positions[t]) * rows.row_bytes,
+                  from + t * rows.row_bytes, rows.row_bytes);
+    }
+  }
+}
+
+// After a successful execution.
+Status Executor::update_states() {
+  for (const Rows& rows : rows_) {  // all are checked before any is placed
+    for (size_t t = 0; t < rows.count; ++t) {
+      const int64_t at = rows.positions[t];
+      if (at < 0 || static_cast<size_t>(at) >= rows.length) {
+        return {ErrorKind::kInvalid, "graph " + graph_->name() + ": position " +
+                                         std::to_string(at) + " is outside of " +
+                                         rows.slot->descriptor().describe() + ", which has " +
+                                         std::to_string(rows.length) + " rows"};
+      }
+    }
+  }
+  for (StateSlot* slot : double_buffered_) store_->swap(*slot);
+  for (const Rows& rows : rows_) place(rows);
+  for (const State& state : states_) {
+    if (state.output_copy == nullptr) continue;
+    auto* slot = static_cast<float*>(state.slot->front());
+    const size_t elements = state.slot->descriptor().elements();
+    if (state.binding == StateBinding::kAccumulate) {
+      add_half(state.output_copy, slot, elements);
+    } else {
+      to_host(Conversion::kFloat32Half, state.output_copy, slot, elements, sizeof(uint16_t));
+    }
+  }
+  return {};
 }
 
 Status Executor::check(const EValue& value, size_t index, const Argument& want) const {
@@ -225,11 +348,16 @@ Status Executor::execute(Span<EValue*> args) {
                                        " holds an int64 that does not fit into 32 bits"};
     }
   }
+  for (const State& state : states_) {
+    if (state.input_copy == nullptr) continue;
+    to_npu(Conversion::kFloat32Half, state.slot->front(), state.input_copy,
+           state.slot->descriptor().elements(), sizeof(uint16_t));
+  }
   {
     std::lock_guard<std::mutex> lock(graph_->context()->execution_mutex());
     ETQNN_TRY(graph_->execute(inputs_.data(), inputs_.size(), outputs_.data(), outputs_.size()));
   }
-  for (StateSlot* slot : double_buffered_) store_->swap(*slot);
+  ETQNN_TRY(update_states());
   for (size_t i = n_inputs_; i < args.size(); ++i) {
     const Argument& argument = arguments_[i];
     if (argument.scratch == nullptr) continue;

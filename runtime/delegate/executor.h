@@ -17,6 +17,8 @@
 
 namespace executorch_qnn {
 
+class TensorTable;
+
 class Executor {
  public:
   // `slots` has the slot of each of the payload's states, in order, in `store`. Fails with kInvalid
@@ -27,8 +29,8 @@ class Executor {
                                                   const std::vector<StateSlot*>& slots);
 
   // `args` are the inputs and then the outputs, in the payload's order. Checks them all, runs the
-  // graph, and exchanges double-buffered states if it succeeded. A success allocates nothing and
-  // copies no byte of state.
+  // graph and, if it succeeded, brings the slots up to date: exchanges double-buffered ones, places
+  // new rows, adds increments. A success allocates nothing, and copies of the state only those.
   Status execute(executorch::runtime::Span<executorch::runtime::EValue*> args);
 
   Executor(const Executor&) = delete;
@@ -48,10 +50,21 @@ class Executor {
   };
 
   struct State {
-    StateSlot* slot;
-    StateBinding binding;
-    abi::Tensor* input;
-    abi::Tensor* output;
+    StateSlot* slot = nullptr;
+    StateBinding binding{};
+    abi::Tensor* input = nullptr;
+    abi::Tensor* output = nullptr;
+    // What the tensors are bound to if the slot is wider than the graph.
+    void* input_copy = nullptr;
+    void* output_copy = nullptr;
+  };
+
+  // Rows that a graph puts out, and where they go.
+  struct Rows {
+    StateSlot* slot = nullptr;
+    const int32_t* positions = nullptr;
+    const uint8_t* data = nullptr;
+    size_t outer = 0, length = 0, count = 0, row_bytes = 0;
   };
 
   Executor(std::shared_ptr<const ExecutableGraph> graph, std::shared_ptr<StateStore> store)
@@ -59,7 +72,11 @@ class Executor {
 
   Status build(const Payload& payload, const std::vector<StateSlot*>& slots);
   Status check(const executorch::runtime::EValue& value, size_t index, const Argument& want) const;
+  Status build_states(const Payload& payload, const std::vector<StateSlot*>& slots,
+                      TensorTable& inputs, TensorTable& outputs);
   void bind_states();
+  static void place(const Rows& rows);
+  Status update_states();
 
   std::shared_ptr<const ExecutableGraph> graph_;
   std::shared_ptr<StateStore> store_;
@@ -68,7 +85,9 @@ class Executor {
   size_t n_inputs_ = 0;
   std::vector<int32_t> shapes_;
   Region scratch_;
+  std::vector<Region> copies_;  // what states_ and rows_ point into
   std::vector<State> states_;
+  std::vector<Rows> rows_;
   std::vector<StateSlot*> double_buffered_;
   uint64_t epoch_ = 0;  // of the store when the states were bound
 };

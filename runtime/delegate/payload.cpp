@@ -10,14 +10,14 @@ namespace executorch_qnn {
 namespace {
 
 constexpr char kMagic[8] = {'E', 'T', 'Q', 'N', 'N', 'D', 'L', 'G'};
-constexpr uint16_t kMajor = 1;
+constexpr uint16_t kMajor = 2;
 constexpr size_t kHeaderBytes = 32;
 constexpr size_t kCrcStart = 16;
 constexpr uint32_t kMaxRank = 16;
 
 // The fewest bytes a record can take, for counts to be checked against.
 constexpr size_t kMinTensorBytes = 7 * sizeof(uint32_t);
-constexpr size_t kMinStateBytes = 9 * sizeof(uint32_t);
+constexpr size_t kMinStateBytes = 10 * sizeof(uint32_t);
 
 enum EncodingKind : uint32_t { kNoEncoding = 0, kScaleOffset = 1 };
 enum InitialKind : uint32_t { kZeros = 0, kNamedData = 1 };
@@ -108,6 +108,7 @@ class Parser {
     d.name = in_.text();
     d.host_type = static_cast<ScalarType>(in_.number<int32_t>());
     d.stored_type = static_cast<abi::DataType>(in_.number<uint32_t>());
+    state.npu_type = static_cast<abi::DataType>(in_.number<uint32_t>());
     d.dims = read_dims();
     ETQNN_TRY(read(d.encoding));
     state.input = in_.text();
@@ -115,9 +116,10 @@ class Parser {
     const auto binding = in_.number<uint32_t>();
     const auto initial = in_.number<uint32_t>();
     if (initial == kNamedData) state.initial_key = in_.text();
+    if (binding == static_cast<uint32_t>(StateBinding::kDelta)) read(state.rows);
     if (!in_.ok()) return damaged("it ends too early");
     if (initial > kNamedData) return newer("initial value " + std::to_string(initial));
-    if (binding > static_cast<uint32_t>(StateBinding::kWriteOnly)) {
+    if (binding > static_cast<uint32_t>(StateBinding::kCopied)) {
       return newer("state binding " + std::to_string(binding));
     }
     state.binding = static_cast<StateBinding>(binding);
@@ -126,13 +128,52 @@ class Parser {
     }
     if (initial == kNamedData && state.initial_key.empty()) return damaged("buffer " + d.name);
     if (!conversion(d.host_type, d.stored_type)) return newer("element types of buffer " + d.name);
-    const bool reads = state.binding != StateBinding::kWriteOnly;
-    const bool writes = state.binding != StateBinding::kReadOnly;
-    if (reads == state.input.empty() || writes == state.output.empty()) {
+    if (!fits(state)) {
       return damaged("buffer " + d.name + " is bound as " + to_string(state.binding) +
                      ", which its tensors do not fit");
     }
     return {};
+  }
+
+  void read(PayloadRows& rows) {
+    rows.positions = in_.text();
+    rows.offset = in_.number<uint64_t>();
+    rows.outer = in_.number<uint32_t>();
+    rows.length = in_.number<uint32_t>();
+    rows.row = in_.number<uint32_t>();
+    rows.count = in_.number<uint32_t>();
+  }
+
+  // Whether tensors and types are what the binding needs.
+  static bool fits(const PayloadState& state) {
+    const StateDescriptor& d = state.descriptor;
+    const bool reads = !state.input.empty();
+    const bool writes = !state.output.empty();
+    const bool converted = state.npu_type != d.stored_type;
+    if (converted &&
+        (d.stored_type != abi::DataType::kFloat32 || state.npu_type != abi::DataType::kFloat16)) {
+      return false;
+    }
+    switch (state.binding) {
+      case StateBinding::kInPlace:
+      case StateBinding::kDoubleBuffer:
+        return reads && writes && !converted;
+      case StateBinding::kReadOnly:
+        return reads && !writes;
+      case StateBinding::kWriteOnly:
+        return writes && !reads;
+      case StateBinding::kDelta: {
+        const PayloadRows& r = state.rows;
+        const auto elements = element_count({r.outer, r.length, r.row});
+        return writes && !converted && !r.positions.empty() && r.count > 0 && elements &&
+               *elements == d.elements();
+      }
+      case StateBinding::kAccumulate:
+        return writes && converted;
+      case StateBinding::kCopied:
+        return reads && writes && converted;
+    }
+    return false;
   }
 
   static Status check(const Payload& p) {

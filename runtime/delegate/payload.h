@@ -29,12 +29,23 @@ struct PayloadTensor {
   size_t elements() const;
 };
 
+// What a graph puts out of a buffer that it changes in some rows only. The buffer, whatever its
+// shape, is `outer` blocks of `length` rows of `row` elements; the graph puts out `outer` blocks of
+// `count` rows, from element `offset` on of its tensor, and where they belong: `count` INT32.
+struct PayloadRows {
+  std::string positions;  // the graph's name for them
+  uint64_t offset = 0;
+  uint32_t outer = 0, length = 0, row = 0, count = 0;
+};
+
 // One mutable buffer of the graph.
 struct PayloadState {
   StateDescriptor descriptor;
-  std::string input;   // the graph's name for reading it; empty: it does not
-  std::string output;  // for writing it
+  abi::DataType npu_type{};  // of the graph's tensors; values are converted if it is not the slot's
+  std::string input;         // the graph's name for reading it; empty: it does not
+  std::string output;        // for writing it
   StateBinding binding{};
+  PayloadRows rows;         // with kDelta
   std::string initial_key;  // in the named data; empty: zeros
 };
 

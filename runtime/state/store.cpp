@@ -13,6 +13,32 @@ Status wrong_size(const StateDescriptor& descriptor, size_t size) {
                                  std::to_string(size)};
 }
 
+// What is said of a slot that graphs use in different ways: that of the one that does most to it. A
+// reader and a writer together are as good as one graph that does both in place.
+StateBinding stronger(StateBinding a, StateBinding b) {
+  if (a == b) return a;
+  const auto rank = [](StateBinding binding) {
+    switch (binding) {
+      case StateBinding::kReadOnly:
+      case StateBinding::kWriteOnly:
+        return 0;
+      case StateBinding::kInPlace:
+        return 1;
+      case StateBinding::kDelta:
+        return 2;
+      case StateBinding::kCopied:
+        return 3;
+      case StateBinding::kAccumulate:
+        return 4;
+      case StateBinding::kDoubleBuffer:
+        return 5;
+    }
+    return 0;
+  };
+  if (rank(a) == rank(b)) return StateBinding::kInPlace;
+  return rank(a) > rank(b) ? a : b;
+}
+
 }  // namespace
 
 const char* to_string(StateBinding binding) {
@@ -25,6 +51,12 @@ const char* to_string(StateBinding binding) {
       return "read_only";
     case StateBinding::kWriteOnly:
       return "write_only";
+    case StateBinding::kDelta:
+      return "delta";
+    case StateBinding::kAccumulate:
+      return "accumulate";
+    case StateBinding::kCopied:
+      return "copied";
   }
   return "unknown";
 }
@@ -85,11 +117,7 @@ Result<StateSlot*> StateStore::bind(const StateDescriptor& descriptor, StateBind
       return Status(ErrorKind::kState,
                     "buffer " + descriptor.name + " is declared with two initial values");
     }
-    // kDoubleBuffer outranks kInPlace outranks the one-sided ones; reader and writer make in-place.
-    if (binding != slot->binding_ && slot->binding_ != StateBinding::kDoubleBuffer) {
-      slot->binding_ = binding == StateBinding::kDoubleBuffer ? StateBinding::kDoubleBuffer
-                                                              : StateBinding::kInPlace;
-    }
+    slot->binding_ = stronger(slot->binding_, binding);
   }
   if (binding == StateBinding::kDoubleBuffer && slot->back_.address() == nullptr) {
     // Not filled: a graph writes all of it before anybody reads it.

@@ -23,6 +23,9 @@ enum class StateBinding : uint32_t {
   kDoubleBuffer = 1,  // reads one region and writes another; the two change places after a success
   kReadOnly = 2,
   kWriteOnly = 3,
+  kDelta = 4,       // puts out rows and their positions; the rows are then placed into the slot
+  kAccumulate = 5,  // puts out what is to be added to the slot, which is wider than the graph
+  kCopied = 6,      // reads and writes copies in the graph's own type
 };
 
 ETQNN_API const char* to_string(StateBinding binding);

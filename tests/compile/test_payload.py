@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executorch_qnn.compile.ir import ScaleOffset
-from executorch_qnn.compile.payload import MAJOR, IOEntry, Payload, StateEntry, unpack
+from executorch_qnn.compile.payload import (
+    MAJOR,
+    Binding,
+    IOEntry,
+    Payload,
+    RowsEntry,
+    StateEntry,
+    unpack,
+)
 from executorch_qnn.errors import IncompatiblePayload
 
 names = st.text(max_size=40)
@@ -22,18 +30,28 @@ encodings = st.none() | st.builds(
 ios = st.builds(
     IOEntry, names, st.integers(-1, 40), st.integers(0, 2**32 - 1), shapes, shapes, encodings
 )
-states = st.builds(
-    StateEntry,
-    names,
-    st.integers(-1, 40),
-    st.integers(0, 2**32 - 1),
-    shapes,
-    names,
-    names,
-    st.integers(0, 3),
-    names,
-    encodings,
-)
+counts = st.integers(0, 2**32 - 1)
+rows = st.builds(RowsEntry, names, st.integers(0, 2**64 - 1), counts, counts, counts, counts)
+
+
+def state_entries(binding: Binding) -> st.SearchStrategy[StateEntry]:
+    return st.builds(
+        StateEntry,
+        names,
+        st.integers(-1, 40),
+        counts,
+        counts,
+        shapes,
+        names,
+        names,
+        st.just(int(binding)),
+        names,
+        encodings,
+        rows if binding is Binding.DELTA else st.none(),
+    )
+
+
+states = st.sampled_from(Binding).flatmap(state_entries)
 payloads = st.builds(
     Payload,
     method=names,
@@ -65,7 +83,7 @@ def sample() -> Payload:
         htp_arch=75,
         target="SM8650",
         inputs=(IOEntry("x", 6, 0x216, (2, 3), (2, 3)),),
-        states=(StateEntry("a.b", 6, 0x216, (4,), "in", "out", 0, "init"),),
+        states=(StateEntry("a.b", 6, 0x216, 0x216, (4,), "in", "out", 0, "init"),),
     )
 
 

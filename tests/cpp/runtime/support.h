@@ -60,7 +60,7 @@ inline void put(Writer& w, const StateEncoding& encoding) {
 }
 
 // A body in its envelope; `tail` is what a later minor version might append.
-inline Bytes seal(const Bytes& body, uint16_t major = 1, uint16_t minor = 0) {
+inline Bytes seal(const Bytes& body, uint16_t major = 2, uint16_t minor = 0) {
   Writer rest;
   rest.number<uint64_t>(32 + body.size()).number<uint64_t>(0);
   rest.bytes.insert(rest.bytes.end(), body.begin(), body.end());
@@ -89,11 +89,16 @@ inline Bytes body(const Payload& p) {
   w.u32(p.states.size());
   for (const PayloadState& s : p.states) {
     w.text(s.descriptor.name).number(static_cast<int32_t>(s.descriptor.host_type));
-    w.number(static_cast<uint32_t>(s.descriptor.stored_type)).dims(s.descriptor.dims);
+    w.number(static_cast<uint32_t>(s.descriptor.stored_type));
+    w.number(static_cast<uint32_t>(s.npu_type)).dims(s.descriptor.dims);
     put(w, s.descriptor.encoding);
     w.text(s.input).text(s.output).u32(static_cast<uint32_t>(s.binding));
     w.u32(s.initial_key.empty() ? 0 : 1);
     if (!s.initial_key.empty()) w.text(s.initial_key);
+    if (s.binding == StateBinding::kDelta) {
+      w.text(s.rows.positions).number(s.rows.offset).u32(s.rows.outer).u32(s.rows.length);
+      w.u32(s.rows.row).u32(s.rows.count);
+    }
   }
   return w.bytes;
 }
@@ -117,11 +122,21 @@ inline PayloadState state(const std::string& name, StateBinding binding,
   PayloadState s;
   s.descriptor.name = name;
   s.descriptor.host_type = host;
-  s.descriptor.stored_type = stored;
+  s.descriptor.stored_type = s.npu_type = stored;
   s.descriptor.dims = std::move(dims);
   if (binding != StateBinding::kWriteOnly) s.input = name + "_in";
   if (binding != StateBinding::kReadOnly) s.output = name + "_out";
   s.binding = binding;
+  return s;
+}
+
+// A buffer of which the graph puts out `rows.count` rows in its tensor `output`.
+inline PayloadState delta(const std::string& name, std::vector<uint32_t> dims, std::string output,
+                          PayloadRows rows) {
+  PayloadState s = state(name, StateBinding::kDelta, std::move(dims));
+  s.input.clear();
+  s.output = std::move(output);
+  s.rows = std::move(rows);
   return s;
 }
 
@@ -158,15 +173,32 @@ inline void put(Writer& w, const std::vector<TensorRow>& rows, uint32_t first_id
   for (const TensorRow& row : rows) w.text(row.name).u32(first_id++).u32(row.type).dims(row.dims);
 }
 
+// Several buffers may have parts of one tensor: it is as long as the longest of them needs.
+inline void share(std::vector<TensorRow>& rows, TensorRow row) {
+  for (TensorRow& known : rows) {
+    if (known.name != row.name) continue;
+    known.dims[0] = std::max(known.dims[0], row.dims[0]);
+    return;
+  }
+  rows.push_back(std::move(row));
+}
+
 // The graph that a payload asks for.
 inline void put_graph(Writer& w, const Payload& p, null_qnn::Behaviour behaviour) {
   std::vector<TensorRow> inputs, outputs;
   for (const PayloadState& s : p.states) {
-    const auto type = static_cast<uint32_t>(s.descriptor.stored_type);
+    const auto type = static_cast<uint32_t>(s.npu_type);
     const auto& dims = s.descriptor.dims;
     const std::vector<uint32_t> npu_dims = dims.empty() ? std::vector<uint32_t>{1} : dims;
     if (!s.input.empty()) inputs.push_back({s.input, type, npu_dims});
-    if (!s.output.empty()) outputs.push_back({s.output, type, npu_dims});
+    if (s.binding == StateBinding::kDelta) {
+      const PayloadRows& r = s.rows;
+      const auto elements = static_cast<uint32_t>(r.offset) + r.outer * r.count * r.row;
+      share(outputs, {s.output, type, {elements}});
+      share(outputs, {r.positions, static_cast<uint32_t>(abi::DataType::kInt32), {r.count}});
+    } else if (!s.output.empty()) {
+      outputs.push_back({s.output, type, npu_dims});
+    }
   }
   for (const PayloadTensor& t : p.inputs) {
     if (t.tensor.empty()) continue;

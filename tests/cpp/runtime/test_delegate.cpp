@@ -132,6 +132,104 @@ TEST(an_execution_allocates_nothing_and_copies_no_state) {
   CHECK(control.count() >= 2);
 }
 
+namespace {
+
+// Two caches of five rows, of which each call writes two; "v" has two blocks.
+Program row_program() {
+  return Program({payload("f",
+                          {delta("k", {5, 2}, "rows", {"at", 0, 1, 5, 2, 2}),
+                           delta("v", {2, 5, 1}, "rows", {"at", 4, 2, 5, 1, 2})},
+                          {tensor("x", ScalarType::kInt32, abi::DataType::kInt32, {8}),
+                           tensor("p", ScalarType::kInt32, abi::DataType::kInt32, {2})},
+                          {})});
+}
+
+struct RowCall {
+  Arg x{ScalarType::kInt32, {8}}, p{ScalarType::kInt32, {2}};
+  std::vector<et::EValue*> args{&x.value, &p.value};
+
+  // The null graph adds one to the first of each.
+  RowCall(std::vector<int32_t> rows, std::vector<int32_t> at) {
+    std::copy(rows.begin(), rows.end(), x.as<int32_t>());
+    std::copy(at.begin(), at.end(), p.as<int32_t>());
+    --x.as<int32_t>()[0];
+    --p.as<int32_t>()[0];
+  }
+};
+
+std::vector<int32_t> values(StateStore& store, const char* name) {
+  std::vector<int32_t> all(10);
+  CHECK_OK(store.read(*store.find(name), all.data(), all.size() * sizeof(int32_t)));
+  return all;
+}
+
+}  // namespace
+
+TEST(new_rows_are_placed_where_the_graph_says) {
+  Program program = row_program();
+  Load load;
+  auto store = std::make_shared<StateStore>();
+  StoreToken token(store, "");
+  Delegate delegate(program, 0, load, token.text());
+  CHECK_OK(delegate.failure);
+  RowCall call({1, 2, 3, 4, 5, 6, 7, 8}, {4, 1});
+  CHECK(delegate.execute(call.args) == et::Error::Ok);
+  CHECK(values(*store, "k") == (std::vector<int32_t>{0, 0, 3, 4, 0, 0, 0, 0, 1, 2}));
+  CHECK(values(*store, "v") == (std::vector<int32_t>{0, 6, 0, 0, 5, 0, 8, 0, 0, 7}));
+  RowCall twice({1, 1, 9, 9, 1, 9, 1, 9}, {2, 2});  // of equal positions the last one counts
+  if (allocations::counted()) {
+    allocations::Counter counter;
+    const et::Error error = delegate.execute(twice.args);
+    CHECK_EQ(counter.count(), 0u);
+    CHECK(error == et::Error::Ok);
+  } else {
+    CHECK(delegate.execute(twice.args) == et::Error::Ok);
+  }
+  CHECK(values(*store, "k") == (std::vector<int32_t>{0, 0, 3, 4, 9, 9, 0, 0, 1, 2}));
+  CHECK(values(*store, "v") == (std::vector<int32_t>{0, 6, 9, 0, 5, 0, 8, 9, 0, 7}));
+}
+
+TEST(a_position_outside_of_the_buffer_is_refused_and_no_row_is_placed) {
+  Program program = row_program();
+  Load load;
+  auto store = std::make_shared<StateStore>();
+  StoreToken token(store, "");
+  Delegate delegate(program, 0, load, token.text());
+  for (const int32_t wrong : {5, -1, INT32_MAX, INT32_MIN}) {
+    RowCall call({1, 2, 3, 4, 5, 6, 7, 8}, {3, wrong});
+    CHECK(delegate.execute(call.args) != et::Error::Ok);
+    CHECK(take_failure().message.find("position " + std::to_string(wrong)) != std::string::npos);
+    CHECK(values(*store, "k") == std::vector<int32_t>(10));
+    CHECK(values(*store, "v") == std::vector<int32_t>(10));
+  }
+}
+
+TEST(a_slot_wider_than_the_graph_takes_what_is_added) {
+  PayloadState s = state("m", StateBinding::kAccumulate, {3}, ScalarType::kFloat32,
+                         abi::DataType::kFloat32);
+  s.npu_type = abi::DataType::kFloat16;
+  PayloadState copied = state("c", StateBinding::kCopied, {3}, ScalarType::kFloat32,
+                              abi::DataType::kFloat32);
+  copied.npu_type = abi::DataType::kFloat16;
+  Program program({payload("f", {s, copied}, {}, {})});
+  Load load;
+  auto store = std::make_shared<StateStore>();
+  StoreToken token(store, "");
+  Delegate delegate(program, 0, load, token.text());
+  CHECK_OK(delegate.failure);
+  const float start[] = {0x1p-20F, 4096.5F, 1.0F};
+  CHECK_OK(store->write(*store->find("m"), start, sizeof start));
+  CHECK_OK(store->write(*store->find("c"), start, sizeof start));
+  std::vector<et::EValue*> none;
+  CHECK(delegate.execute(none) == et::Error::Ok);
+  // The null graph gives back what it read, rounded to fp16, one unit more in the first place.
+  float m[3], c[3];
+  CHECK_OK(store->read(*store->find("m"), m, sizeof m));
+  CHECK_OK(store->read(*store->find("c"), c, sizeof c));
+  CHECK(m[0] == 0x1p-20F + 0x1.1p-20F && m[1] == 4096.5F + 4096 && m[2] == 2);
+  CHECK(c[0] == 0x1.1p-20F && c[1] == 4096 && c[2] == 1);
+}
+
 TEST(initial_values_are_honoured_on_a_used_heap) {
   // What a fresh process hides: memory that somebody else has used before.
   for (int round = 0; round < 3; ++round) {

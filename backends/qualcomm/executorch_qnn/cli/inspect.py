@@ -7,6 +7,7 @@ import argparse
 import hashlib
 from typing import TYPE_CHECKING, Any
 
+from ..compile.payload import Binding
 from ..errors import IncompatiblePayload, QnnError
 from .output import Output, add_common_options, human_bytes, table
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from .pte import PteFile
 
 _BACKEND = "QnnDelegate"
-# The payload's numbers for how a slot is bound, as names; see docs/state.md.
-_BINDINGS = ("in_place", "double_buffer", "read_only", "write_only")
 
 
 def register(commands: Commands) -> None:
@@ -85,7 +84,7 @@ def _state(entry: StateEntry) -> dict[str, Any]:
     for extent in entry.shape:
         count *= extent
     try:
-        binding = _BINDINGS[entry.binding]
+        binding = Binding(entry.binding).name.lower()
         nbytes = count * DType(entry.dtype).itemsize
     except (ValueError, IndexError):
         raise IncompatiblePayload(f"state {entry.fqn} has an unknown type or binding") from None

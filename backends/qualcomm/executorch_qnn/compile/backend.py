@@ -21,11 +21,11 @@ from executorch.exir.tensor import scalar_type_enum
 from torch.export import ExportedProgram
 
 from ..target import Target
-from .build import IO, Binding, Built, State, build
+from .build import IO, Built, State, build
 from .compiler import CompileWorker
 from .ir import DType
 from .messages import GraphStats
-from .payload import IOEntry, Payload, StateEntry
+from .payload import Binding, IOEntry, Payload, StateEntry
 
 _DATA_ALIGNMENT = 64
 
@@ -37,13 +37,14 @@ class CompileOptions:
     Attributes:
         target: name of the SoC; the only part that is stored in the program.
         qnn_libraries: folder of the QNN libraries on this machine.
-        in_place, states: see `compile.build.build`.
+        in_place, state_update, states: see `compile.build.build`.
         worker: an open one for this target; a new one is started when `None`.
     """
 
     target: str
     qnn_libraries: str | None = None
     in_place: bool = True
+    state_update: str = "auto"
     states: Mapping[str, str] | None = None
     worker: CompileWorker | None = None
 
@@ -119,6 +120,7 @@ class QnnDelegate(BackendDetails):  # type: ignore[misc]
                     f"{method}_{i}",
                     states=CompileOptions.of(specs).states,
                     in_place=options.in_place,
+                    state_update=options.state_update,
                 )
                 for i, (ep, specs) in enumerate(zip(eps, compile_specs[method], strict=True))
             ]
@@ -216,12 +218,14 @@ def _state_entry(state: State, store: NamedDataStore) -> StateEntry:
         state.fqn,
         scalar_type(state.torch_dtype),
         int(state.dtype),
+        int(state.npu_dtype),
         state.shape,
         state.input,
         state.output,
         int(state.binding),
         key,
         state.encoding,
+        state.rows,
     )
 
 

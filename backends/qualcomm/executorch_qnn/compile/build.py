@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
+import math
 import operator
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +16,10 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from ..aliasing import buffer, mutated_buffers
 from ..errors import LoweringError
-from ..ops.builder import Builder, Const, Refused, StorageKey, Value, internal, to_array
+from ..ops.builder import Builder, Const, Patch, Refused, StorageKey, Value, internal, to_array
 from ..ops.registry import aten_op, lower_node, metadata
 from .ir import Array, DType, Graph, Kind, Node, ScaleOffset, Tensor
+from .payload import Binding, RowsEntry
 
 # Floats cross the boundary as fp16 and are converted on the host: an in-graph Cast is not exact
 # there (1.0 becomes 1.00000012, inf and NaN become finite garbage), and moves twice the bytes.
@@ -30,15 +31,6 @@ _BOUNDARY: dict[torch.dtype, DType] = {
     torch.int32: DType.INT32,
     torch.bool: DType.BOOL8,
 }
-
-
-class Binding(enum.IntEnum):
-    """How a state's slot is bound to its graph; the numbers stand in the payload."""
-
-    IN_PLACE = 0
-    DOUBLE_BUFFER = 1
-    READ_ONLY = 2
-    WRITE_ONLY = 3
 
 
 @dataclass(frozen=True)
@@ -64,7 +56,7 @@ class State:
 
     Attributes:
         torch_dtype: the buffer's type in the model, in which the session reads and writes it.
-        dtype: the type that it is stored in.
+        dtype: the type that it is stored in; `npu_dtype`: that of the graph's tensors.
         initial: the registered value as it is stored, `None` for all zeros.
         why: the reason for the binding, for the report.
     """
@@ -79,6 +71,11 @@ class State:
     why: str
     initial: Array | None = None
     encoding: ScaleOffset | None = None
+    rows: RowsEntry | None = None
+
+    @property
+    def npu_dtype(self) -> DType:
+        return self.dtype
 
 
 @dataclass(frozen=True)
@@ -206,6 +203,7 @@ def build(
     *,
     states: Mapping[str, str] | None = None,
     in_place: bool = True,
+    state_update: str = "auto",
 ) -> Built:
     """Builds the graph of one partition.
 
@@ -216,23 +214,48 @@ def build(
             when `None`.  All other buffers, parameters and constants are static data.
         in_place: bind input and output of a state to one address where that is sound; False
             gives every state two regions (tests compare the two, bit by bit).
+        state_update: `"scatter"` writes whole buffers, `"delta"` puts out only the rows that change
+            wherever rows are written at positions given at run time, and `"auto"` does where that
+            moves fewer bytes.
 
     Raises:
         LoweringError: a node has no QNN form (the partitioner should have kept it out).
     """
     if states is None:
         states = {fqn: fqn for fqn in mutated_buffers(ep)}
-    return _PartitionBuilder(ep, name, states, in_place).run()
+    whole: set[str] = set()
+    while True:
+        builder = _PartitionBuilder(ep, name, states, in_place, state_update, whole)
+        built = builder.run()
+        if state_update == "delta" or not builder.computed_after_all:
+            return built
+        whole |= builder.computed_after_all
 
 
 class _PartitionBuilder:
+    """Builds once.
+
+    Attributes:
+        whole: states that are not to be patches, whatever `state_update` says.
+        computed_after_all: states that were patches, but of which an op needs all.
+    """
+
     def __init__(
-        self, ep: ExportedProgram, name: str, states: Mapping[str, str], in_place: bool
+        self,
+        ep: ExportedProgram,
+        name: str,
+        states: Mapping[str, str],
+        in_place: bool,
+        state_update: str,
+        whole: set[str],
     ) -> None:
         self.ep = ep
         self.b = Builder(name)
         self.in_place = in_place
         self.states = states
+        self.state_update = state_update
+        self.whole = whole
+        self.computed_after_all: set[str] = set()
         self.env = Environment(self.b, constant_tensors(ep, states))
 
     def run(self) -> Built:
@@ -250,7 +273,7 @@ class _PartitionBuilder:
                     spec = specs[node.name]
                     if spec.kind is InputKind.BUFFER and spec.target in self.states:
                         assert spec.target is not None
-                        reads[spec.target] = self._state_input(node)
+                        reads[spec.target] = self._state_input(node, spec.target)
                     else:
                         inputs.append(self._input(node))
                 elif node.op == "call_function":
@@ -286,11 +309,22 @@ class _PartitionBuilder:
         self.env.values[node] = self.b.cast(value, result.dtype)
         return IO(value.tensor.name, result.torch_dtype, result.shape, dtype, value.tensor.shape)
 
-    def _state_input(self, node: torch.fx.Node) -> Value:
+    def _state_input(self, node: torch.fx.Node, fqn: str) -> Value:
         result = metadata(node)[0]
         value = self.b.input(f"{node.name}_in", result.shape, internal(result.torch_dtype))
         self.env.values[node] = value
+        if self.state_update != "scatter" and fqn not in self.whole and value.dtype.is_float:
+            self.b.worth_patching[id(value.tensor)] = lambda n: self._delta_pays(value.numel, n)
         return value
+
+    def _delta_pays(self, elements: int, overwritten: int) -> bool:
+        """Whether putting out so many of a state's elements is better than writing all of them.
+
+        As finalize counts DDR bytes: a graph writes whole buffers, whatever changes; rows and their
+        positions cost a block each at least.  What is not much smaller is not worth the extra ops.
+        """
+        delta = max(_BLOCK, 2 * overwritten) + _BLOCK
+        return self.state_update == "delta" or 2 * delta <= 2 * elements
 
     def _outputs(
         self, node: torch.fx.Node, reads: dict[str, Value]
@@ -298,21 +332,87 @@ class _PartitionBuilder:
         outputs: list[IO] = []
         taken: set[int] = set()
         written: dict[str, Tensor] = {}
+        patches: dict[str, Patch] = {}
         args: Sequence[Any] = node.args[0]  # type: ignore[assignment]
         for arg, spec in zip(args, self.ep.graph_signature.output_specs, strict=True):
             value: Value = self.env[arg]
             self.b.source = arg.name
             if spec.kind is OutputKind.BUFFER_MUTATION:
                 assert spec.target is not None
+                if (patch := self._patch(value, reads.get(spec.target))) is not None:
+                    patches[spec.target] = patch
+                    continue
                 written[spec.target] = self._as_output(value, value.dtype, f"{arg.name}_out", taken)
             else:
                 result = metadata(arg)[0]
                 dtype = boundary_dtype(result.torch_dtype)
                 t = self._as_output(self._unpadded(value), dtype, f"{arg.name}_out", taken)
                 outputs.append(IO(t.name, result.torch_dtype, result.shape, dtype, t.shape))
+        rows = self._rows_out(patches, taken)
         self._prune()  # a read that no output needs is none
-        touched = dict.fromkeys((*written, *reads))
-        return outputs, [self._state(f, reads.get(f), written.get(f)) for f in touched]
+        touched = dict.fromkeys((*written, *rows, *reads))
+        return outputs, [self._state(f, reads.get(f), written.get(f), rows.get(f)) for f in touched]
+
+    def _patch(self, value: Value, read: Value | None) -> Patch | None:
+        """The patch that is all that becomes of a state."""
+        patch = value.patch
+        if patch is None or read is None or self.b.origin(patch.base).tensor is not read.tensor:
+            return None
+        return patch
+
+    def _rows_out(
+        self, patches: dict[str, Patch], taken: set[int]
+    ) -> dict[str, tuple[Tensor, RowsEntry]]:
+        """Puts out what patches overwrite, and where; small ones all in one tensor.
+
+        Each output costs a block of 2,048 bytes at least, and what an op writes of it 32 rows: 60
+        rows of 192 fp16 numbers are 24 KB in one tensor, 123 KB in 60 and 740 KB as they are.
+        """
+        b = self.b
+        found: dict[str, tuple[Tensor, RowsEntry]] = {}
+        small = {f: p.rows for f, p in patches.items() if p.rows.numel < _BLOCK * 4}
+        packed: Value | None = None
+        offsets: dict[str, int] = {}
+        if len(small) > 1:
+            width = math.gcd(*(r.numel for r in small.values()))
+            while width > 64 and width % 2 == 0:
+                width //= 2
+            flat = [b.reshape(r, (r.numel // width, width)) for r in small.values()]
+            packed = b.concat(flat, 0)
+            at = 0
+            for fqn, r in small.items():
+                offsets[fqn] = at
+                at += r.numel
+        positions: dict[int, Tensor] = {}
+        shared: Tensor | None = None
+        for fqn, patch in patches.items():
+            index = b.tensor(patch.index)
+            if id(index) not in positions:
+                positions[id(index)] = self._as_output(
+                    patch.index, DType.INT32, f"{fqn}_positions", taken
+                )
+            if fqn in offsets:
+                assert packed is not None
+                if shared is None:
+                    shared = self._as_output(self._wide(packed), packed.dtype, "rows", taken)
+                out = shared
+            else:
+                out = self._as_output(
+                    self._wide(patch.rows), patch.rows.dtype, f"{fqn}_rows", taken
+                )
+            d, shape = patch.dim, patch.base.shape
+            found[fqn] = (
+                out,
+                RowsEntry(
+                    positions[id(index)].name,
+                    offsets.get(fqn, 0),
+                    math.prod(shape[:d]),
+                    shape[d],
+                    math.prod(shape[d + 1 :]),
+                    patch.index.numel,
+                ),
+            )
+        return found
 
     def _unpadded(self, value: Value) -> Value:
         """A wide result of few rows in a shape that HTP writes without padding.
@@ -320,12 +420,22 @@ class _PartitionBuilder:
         HTP pads what an op writes to 32 rows: 49,152 fp16 logits cost 3 MB of DDR writes per call,
         and 96 KB when a reshape to [192, 256] ends the graph.
         """
-        rows = value.numel // (value.shape[-1] if value.shape else 1)
-        if value.is_const or rows >= _TILE_ROWS or value.numel % _TILE_COLUMNS:
+        last = value.shape[-1] if value.shape else 1
+        if value.is_const or value.numel // last >= _TILE_ROWS or value.numel % _TILE_COLUMNS:
             return value
         if value.numel < _TILE_ROWS * _TILE_COLUMNS:
             return value
         return self.b.reshape(value, (value.numel // _TILE_COLUMNS, _TILE_COLUMNS))
+
+    def _wide(self, value: Value) -> Value:
+        """`value` with a longer last axis than it was computed with, if its elements allow it.
+
+        A reshape that changes the last axis ends in memory without padding, and no other does.
+        """
+        for columns in (1024, 512, 256, 192, 128):
+            if value.numel % columns == 0 and columns > value.shape[-1]:
+                return self.b.reshape(value, (value.numel // columns, columns))
+        return value
 
     def _as_output(self, value: Value, dtype: DType, name: str, taken: set[int]) -> Tensor:
         """`value` in an output tensor of its own."""
@@ -344,12 +454,24 @@ class _PartitionBuilder:
         taken.add(id(out))
         return out
 
-    def _state(self, fqn: str, read: Value | None, out: Tensor | None) -> State:
+    def _state(
+        self,
+        fqn: str,
+        read: Value | None,
+        out: Tensor | None,
+        rows: tuple[Tensor, RowsEntry] | None,
+    ) -> State:
         initial = buffer(self.ep, fqn)
         dtype = internal(initial.dtype)
         consumers = [] if read is None else self._consumers(read.tensor)
         source = read.tensor if read is not None and consumers else None
-        if out is None:
+        if rows is not None:
+            out, entry = rows
+            if any(n.type == "ScatterNd" and n.inputs[0] is source for n in consumers):
+                self.computed_after_all.add(fqn)
+            binding = Binding.DELTA
+            why = f"only {entry.count} of {entry.length} rows are written per call"
+        elif out is None:
             binding, why = Binding.READ_ONLY, "another method writes it"
         elif source is None:
             binding, why = Binding.WRITE_ONLY, "the graph never reads the old value"
@@ -367,6 +489,7 @@ class _PartitionBuilder:
             binding,
             why,
             to_array(initial, dtype) if bool((initial != 0).any()) else None,
+            rows=None if rows is None else rows[1],
         )
 
     def _consumers(self, tensor: Tensor | None) -> list[Node]:
@@ -388,6 +511,7 @@ class _PartitionBuilder:
 
 
 _TILE_ROWS, _TILE_COLUMNS = 32, 256
+_BLOCK = 2048
 
 # Ops whose output element depends on the input element at the same place, and on nothing else of
 # that input.  Reading place p of the input is then always an ancestor of writing place p.

@@ -8,6 +8,7 @@ Context binaries and initial values are not in here: they lie once in the progra
 
 from __future__ import annotations
 
+import enum
 import struct
 import zlib
 from dataclasses import dataclass, field
@@ -16,8 +17,26 @@ from ..errors import IncompatiblePayload
 from .ir import ScaleOffset
 
 MAGIC = b"ETQNNDLG"
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 2, 0
 _HEADER = struct.Struct("<8sHHIQQ")
+
+
+class Binding(enum.IntEnum):
+    """How a state's slot is bound to its graph.
+
+    IN_PLACE: the graph reads and writes one address.  DOUBLE_BUFFER: it reads one region and writes
+    another, and the two change places after a success.  DELTA: it puts out new rows and their
+    positions, and the runtime places them.  ACCUMULATE: it puts out what is to be added to the
+    slot, which is wider than the graph's type.  COPIED: such a slot is converted on both ways.
+    """
+
+    IN_PLACE = 0
+    DOUBLE_BUFFER = 1
+    READ_ONLY = 2
+    WRITE_ONLY = 3
+    DELTA = 4
+    ACCUMULATE = 5
+    COPIED = 6
 
 
 @dataclass(frozen=True)
@@ -40,23 +59,47 @@ class IOEntry:
 
 
 @dataclass(frozen=True)
+class RowsEntry:
+    """What a graph puts out of a buffer that it changes in some rows only.
+
+    The buffer, whatever its shape, is `outer` blocks of `length` rows of `row` elements.  The graph
+    puts out `outer` blocks of `count` rows, from element `offset` on of its tensor.
+
+    Attributes:
+        positions: name of the QNN tensor, INT32, that says where the rows belong.
+    """
+
+    positions: str
+    offset: int
+    outer: int
+    length: int
+    row: int
+    count: int
+
+
+@dataclass(frozen=True)
 class StateEntry:
     """One mutable buffer that the graph reads or writes.
 
     Attributes:
-        binding: see `compile.build.Binding`.
+        dtype: QNN's number of the type in which the buffer is stored.
+        npu_dtype: of the graph's tensors; values are converted where it differs.
+        binding: a `Binding`.
+        rows: with the binding DELTA only.
         initial_key: named data key of the initial value in the stored type; empty for zeros.
     """
 
     fqn: str
     scalar_type: int
     dtype: int
+    npu_dtype: int
     shape: tuple[int, ...]
     input_name: str
     output_name: str
     binding: int
     initial_key: str = ""
     encoding: ScaleOffset | None = None
+    rows: RowsEntry | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +145,7 @@ class Payload:
         for s in self.states:
             w.str(s.fqn)
             w.i32(s.scalar_type)
-            w.u32(s.dtype)
+            w.u32(s.dtype, s.npu_dtype)
             w.dims(s.shape)
             w.encoding(s.encoding)
             w.str(s.input_name)
@@ -111,6 +154,11 @@ class Payload:
             w.u32(1 if s.initial_key else 0)
             if s.initial_key:
                 w.str(s.initial_key)
+            if s.rows is not None:
+                r = s.rows
+                w.str(r.positions)
+                w.u64(r.offset)
+                w.u32(r.outer, r.length, r.row, r.count)
         body = bytes(w.data)
         total = _HEADER.size + len(body)
         tail = struct.pack("<QQ", total, 0) + body
@@ -210,13 +258,18 @@ class _Reader:
         return IOEntry(name, scalar_type, dtype, shape, qnn_shape, encoding)
 
     def state(self) -> StateEntry:
-        fqn, scalar_type, dtype = self.str(), self.i32(), self.u32()
+        fqn, scalar_type, dtype, npu_dtype = self.str(), self.i32(), self.u32(), self.u32()
         shape, encoding = self.dims(), self.encoding()
         input_name, output_name, binding = self.str(), self.str(), self.u32()
         key = self.str() if self.u32() else ""
+        rows = self.rows() if binding == Binding.DELTA else None
         return StateEntry(
-            fqn, scalar_type, dtype, shape, input_name, output_name, binding, key, encoding
-        )
+            fqn, scalar_type, dtype, npu_dtype, shape, input_name, output_name, binding, key,
+            encoding, rows,
+        )  # fmt: skip
+
+    def rows(self) -> RowsEntry:
+        return RowsEntry(self.str(), self.u64(), self.u32(), self.u32(), self.u32(), self.u32())
 
     def payload(self) -> Payload:
         method, graph, key = self.str(), self.str(), self.str()

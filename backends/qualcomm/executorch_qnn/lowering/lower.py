@@ -64,7 +64,9 @@ def lower(
         target: the SoC to compile for.
         dynamic_shapes: as for `torch.export`; dimensions that stay dynamic are refused.
         fallback: `"cpu"` runs what QNN refuses on the CPU and reports it; `"error"` raises.
-        state_update: `"auto"` or `"scatter"`.
+        state_update: how caches are updated that are written in rows at positions given at run
+            time: `"scatter"` writes the whole buffer, in place where that is sound; `"delta"` puts
+            out the new rows only, and the runtime places them; `"auto"` does what writes less.
         constant_methods: methods of the program that return a constant.
         qnn_libraries: folder of the QNN libraries; searched for when `None`.
         in_place: bind state in place where that is sound; `False` gives each buffer two regions.
@@ -81,14 +83,12 @@ def lower(
         raise LoweringError(
             f"quantize={quantize!r} is not supported yet: this version lowers to fp16"
         )
-    if state_update not in ("auto", "scatter"):
-        raise LoweringError(
-            f"state_update={state_update!r} is not supported yet: use 'auto' or 'scatter'"
-        )
+    if state_update not in ("auto", "delta", "scatter"):
+        raise ValueError(f"state_update is 'auto', 'delta' or 'scatter', not {state_update!r}")
     methods = _methods(model, example_inputs)
     stage = _Stages(progress)
     target = target if isinstance(target, Target) else Target(target)
-    lowering = _Lowering(target, qnn_libraries, in_place, fallback, stage)
+    lowering = _Lowering(target, qnn_libraries, in_place, state_update, fallback, stage)
     with stage("export"):
         exported = {
             name: _export(module, inputs, dynamic_shapes, name)
@@ -194,12 +194,14 @@ class _Lowering:
         target: Target,
         qnn_libraries: str | os.PathLike[str] | None,
         in_place: bool,
+        state_update: str,
         fallback: str,
         stage: _Stages,
     ) -> None:
         self.target = target
         self.qnn_libraries = qnn_libraries
         self.in_place = in_place
+        self.state_update = state_update
         self.fallback = fallback
         self.stage = stage
         self.kept = {op for op, row in table().items() if row.keep}
@@ -216,7 +218,10 @@ class _Lowering:
         slots = state_slots(programs)
         partitioners = {
             name: QnnPartitioner(
-                self.target, qnn_libraries=self.qnn_libraries, in_place=self.in_place
+                self.target,
+                qnn_libraries=self.qnn_libraries,
+                in_place=self.in_place,
+                state_update=self.state_update,
             )
             for name in programs
         }

@@ -91,9 +91,35 @@ class Const:
     """Equal keys mean equal values: one static tensor for all of them."""
 
 
+@dataclass(frozen=True, eq=False)
+class Patch:
+    """A buffer with some rows overwritten, and nothing computed yet.
+
+    What a product with it needs can be had from the buffer and the rows (see `ops.matmul`); whoever
+    wants the whole tensor calls `write`, and gets a copy of the buffer.
+
+    Attributes:
+        index: INT32 `[T]`, the places along axis `dim` of `base`; of equal ones the last counts.
+        rows: of the shape of `base`, but `T` along `dim`.
+    """
+
+    base: Value
+    dim: int
+    index: Value
+    rows: Value
+    write: Callable[[], Value]
+
+    def moved(self, dim: int, shape: Shape, fn: Callable[[Value], Value], what: Value) -> Value:
+        """`fn(what)`, where `fn` only moves elements, and axis `dim` is where `self.dim` goes."""
+        patch = Patch(fn(self.base), dim, self.index, fn(self.rows), lambda: fn(self.write()))
+        return Value(shape, what.dtype, patch=patch)
+
+
 @dataclass(eq=False)
 class Value:
-    """What an FX node stands for: a tensor of the graph, or a constant that is not yet in it.
+    """What an FX node stands for: a tensor of the graph, or what can become one.
+
+    It is a tensor, a constant that is not yet in the graph, or a patched buffer that may never be.
 
     Attributes:
         shape: the torch shape; `()` is a 0-d value.
@@ -106,6 +132,7 @@ class Value:
     tensor: Tensor | None = None
     const: Const | None = None
     narrow: Value | None = None
+    patch: Patch | None = None
 
     @property
     def rank(self) -> int:
@@ -215,6 +242,8 @@ class Builder:
         self._producers: dict[int, Node] = {}
         self._values: dict[int, Value] = {}
         self._names: dict[str, int] = {}
+        self.worth_patching: dict[int, Callable[[int], bool]] = {}
+        """Input tensor's id to: whether overwriting so many elements of it is better a `Patch`."""
 
     # -- values ------------------------------------------------------------------------------
 
@@ -264,6 +293,8 @@ class Builder:
 
     def tensor(self, value: Value) -> Tensor:
         """The graph's tensor for `value`; constants become static tensors, one per content."""
+        if value.tensor is None and value.patch is not None:
+            value.tensor = self.tensor(value.patch.write())
         if value.tensor is None:
             assert value.const is not None
             key = (value.const.key, value.dtype, value.shape)
@@ -380,12 +411,29 @@ class Builder:
             return x
         if x.is_const:
             return self.derived(x, "reshape", lambda t: t.reshape(s), s)
+        if x.patch is not None and (d := _same_axis(x.shape, s, x.patch.dim)) is not None:
+
+            def fn(v: Value) -> Value:
+                return self.reshape(v, (*s[:d], v.numel // (x.numel // s[d]), *s[d + 1 :]))
+
+            return x.patch.moved(d, s, fn, x)
+        self.tensor(x)
         base = self.origin(x)
         if qnn_shape(s) == qnn_shape(base.shape):
             return Value(s, x.dtype, base.tensor)
         y = self.op("Reshape", [base], s)
         self._views.setdefault(id(y.tensor), base)
         return Value(s, x.dtype, y.tensor)
+
+    def patches(self, x: Value, elements: int) -> bool:
+        """Whether `x` with `elements` of it overwritten in rows should be a `Patch`."""
+        tensor = self.origin(x).tensor
+        while tensor is not None and (node := self.producer(tensor)) is not None:
+            if node.type not in ("Reshape", "Transpose"):
+                return False
+            tensor = node.inputs[0]
+        worth = self.worth_patching.get(id(tensor))
+        return worth is not None and worth(elements)
 
     def producer(self, tensor: Tensor) -> Node | None:
         """The op that computes `tensor`; `None` for inputs and constants."""
@@ -406,6 +454,9 @@ class Builder:
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:
         """`x` with its axes permuted; a permutation that meets its inverse costs nothing."""
         p = tuple(perm)
+        if (patch := x.patch) is not None:
+            shape = tuple(x.shape[i] for i in p)
+            return patch.moved(p.index(patch.dim), shape, lambda v: self.transpose(v, p), x)
         if (y := self.transposed_free(x, p)) is not None:
             return y
         if (y := self._pulled(x, p, {})) is not None:
@@ -594,6 +645,10 @@ class Builder:
         s = tuple(shape)
         if s == x.shape:
             return x
+        if x.patch is not None and x.shape[(d := x.patch.dim)] == s[(e := d + len(s) - x.rank)]:
+            return x.patch.moved(
+                e, s, lambda v: self.expand(v, (*s[:e], v.shape[d], *s[e + 1 :])), x
+            )
         if x.is_const:
             y = self.derived(x, "expand", lambda t: t.expand(s), s)
         else:
@@ -656,6 +711,15 @@ class Builder:
 
         y = self.op(type, [self.reshape(x, flat(x.shape)) for x in xs], flat(shape), dtype, params)
         return self.reshape(y, shape)
+
+
+def _same_axis(shape: Shape, other: Shape, dim: int) -> int | None:
+    """The axis of `other`, a reshape of `shape`, that is axis `dim` of `shape`; `None` if none."""
+    before, length = math.prod(shape[:dim]), shape[dim]
+    for d, n in enumerate(other):
+        if math.prod(other[:d]) == before and n == length:
+            return d
+    return None
 
 
 def broadcast(*shapes: Shape) -> Shape:

@@ -4,7 +4,7 @@
 A write of rows into a buffer is one ScatterNd whose first input is the buffer itself, whatever
 PyTorch spelled it with: that is the form that can be bound in place (see
 `compile.build.aliasing_is_sound`).  Its index depends on the positions and on shapes only, so all
-buffers of one shape share it.
+buffers of one shape share it.  Or it is a `Patch`, and only the rows leave the graph.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ..compile.ir import DType, Kind
-from .builder import MAX_RANK, Builder, Number, Shape, Value, b8, broadcast, u32
+from .builder import MAX_RANK, Builder, Number, Patch, Shape, Value, b8, broadcast, u32
 from .elementwise import select
 from .layout import axis, bounds
 from .registry import lowers
@@ -194,11 +194,30 @@ def _elements(b: Builder, index: Value, shape: Shape, d: int) -> Indices:
 
 
 def _write(b: Builder, x: Value, indices: Indices, values: Value, *, add: bool = False) -> Value:
-    """`x` with `values` at the places that `indices` name, as one ScatterNd."""
+    """`x` with `values` at the places that `indices` name: one ScatterNd, or a patch."""
     if add and x.dtype is DType.BOOL8:
         b.refuse("QNN does not add bools")
     places = _Places(x.shape, indices)
     values = b.expand(b.cast(values, x.dtype), (*places.shape, *x.shape[places.axes :]))
+
+    def scattered() -> Value:
+        return _scattered(b, x, indices, values, add)
+
+    if len(indices) > 1 or add:
+        return scattered()
+    ((d, index),) = indices.items()
+    base = x if x.patch is None else x.patch.base
+    if index.is_const or (x.patch and x.patch.dim != d) or not b.patches(base, values.numel):
+        return scattered()
+    index = b.reshape(index, (index.numel,))
+    rows = b.reshape(values, (*x.shape[:d], index.numel, *x.shape[d + 1 :]))
+    if x.patch is not None:
+        index = b.concat([x.patch.index, index], 0)
+        rows = b.concat([x.patch.rows, rows], d)
+    return Value(x.shape, x.dtype, patch=Patch(base, d, index, rows, scattered))
+
+
+def _scattered(b: Builder, x: Value, indices: Indices, values: Value, add: bool) -> Value:
     target, indices = _unviewed(b, x, indices)
     index = _Places(target.shape, indices).coordinates(b)
     values = b.reshape(values, (*index.shape[:-1], *target.shape[index.shape[-1] :]))

@@ -13,9 +13,9 @@ import math
 import torch
 
 from ..compile.ir import DType
-from .builder import Builder, Number, Shape, Value, b8, broadcast
-from .elementwise import plus, select, times
-from .reduction import softmax
+from .builder import Builder, Number, Patch, Shape, Value, b8, broadcast
+from .elementwise import minus, plus, select, times
+from .reduction import reduce, softmax
 from .registry import lowers
 
 aten = torch.ops.aten
@@ -57,6 +57,12 @@ def _swapped(rank: int) -> Shape:
 def product(b: Builder, x: Value, y: Value) -> Value:
     """`x @ y` of at least two axes each, the leading ones broadcast."""
     _floats(b, x, y)
+    if y.patch is not None and y.patch.dim >= y.rank - 2:
+        return _patched_product(b, x, y, y.patch)
+    if x.patch is not None and x.patch.dim >= x.rank - 2:
+        y, x = b.transpose(x, _swapped(x.rank)), b.transpose(y, _swapped(y.rank))
+        z = product(b, x, y)
+        return b.transpose(z, _swapped(z.rank))
     if y.rank == 2 and y.is_const and not x.is_const:
         return dense(b, x, b.transpose(y, (1, 0)), None)
     lead = broadcast(x.shape[:-2], y.shape[:-2])
@@ -71,6 +77,42 @@ def product(b: Builder, x: Value, y: Value) -> Value:
     y, along = _read(b, y)
     params = {"transpose_in0": b8(across), "transpose_in1": b8(along)}
     return b.reshape(b.op("MatMul", [x, y], flat, params=params), shape)
+
+
+def _patched_product(b: Builder, x: Value, y: Value, patch: Patch) -> Value:
+    """`x @ y` from the products with the buffer and with the rows that replace some of it.
+
+    The rows are columns of `y`: so are their products columns of the result, which replace those
+    that the buffer gives.  Or they are what the sum runs over: then `x` is zero where the buffer is
+    replaced, and what it had there multiplies the rows.  Either way each number is made of the very
+    products that PyTorch adds up, whatever the positions are and whatever a mask hides.
+    """
+    place, hit = _placement(b, patch.index, y.shape[patch.dim])
+    if patch.dim == y.rank - 1:
+        new = product(b, x, patch.rows)
+        if place.shape[0] > 1:  # a single column broadcasts
+            new = product(b, new, place)
+        return select(b, hit, new, product(b, x, patch.base))
+    kept = product(b, select(b, hit, 0.0, x), patch.base)
+    taken = product(b, x, b.transpose(place, (1, 0)))
+    return plus(b, kept, product(b, taken, patch.rows))
+
+
+def _placement(b: Builder, index: Value, length: int) -> tuple[Value, Value]:
+    """FLOAT16 `[T, length]`, one where row `t` comes to lie; and BOOL8 `[1, length]`, if any does.
+
+    Of equal positions the last one counts.  All caches of one length share these few ops.
+    """
+    n = index.numel
+    at = b.reshape(index, (n, 1))
+    here = b.binary("ElementWiseEqual", at, b.const(torch.arange(length)), DType.BOOL8)
+    if n == 1:
+        return b.cast(here, DType.FLOAT16), here
+    again = b.binary("ElementWiseEqual", at, b.reshape(index, (1, n)), DType.BOOL8)
+    later = times(b, b.cast(again, DType.FLOAT16), b.const(torch.ones(n, n).triu(1)))
+    last = minus(b, 1.0, reduce(b, "ReduceMax", later, [1]))
+    place = times(b, b.cast(here, DType.FLOAT16), last)
+    return place, b.cast(reduce(b, "ReduceMax", place, [0]), DType.BOOL8)
 
 
 def _read(b: Builder, x: Value) -> tuple[Value, bool]:

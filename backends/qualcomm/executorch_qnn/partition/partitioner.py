@@ -73,7 +73,7 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         target: the SoC.
         qnn_libraries: folder of the QNN libraries; searched for when `None`.
         skip: names of nodes, or ATen overloads, that must stay on the CPU.
-        in_place: bind state in place where that is sound; see `compile.build.build`.
+        in_place, state_update: how state is bound; see `compile.build.build`.
 
     Raises:
         LibraryNotFound: when it is used and there is no QNN library.
@@ -86,6 +86,7 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         qnn_libraries: str | os.PathLike[str] | None = None,
         skip: Iterable[str | OpOverload] = (),
         in_place: bool = True,
+        state_update: str = "auto",
     ) -> None:
         super().__init__()
         self.target = target if isinstance(target, Target) else Target(target)
@@ -93,6 +94,7 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
             self.target.name,
             None if qnn_libraries is None else os.fspath(qnn_libraries),
             in_place,
+            state_update,
         )
         self.skip = set(skip)
         self.refused: dict[str, str] = {}
