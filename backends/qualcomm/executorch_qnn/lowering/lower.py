@@ -25,6 +25,7 @@ from ..errors import LoweringError, UnsupportedOp
 from ..ops.registry import aten_op, table
 from ..partition import Ownership, QnnPartitioner
 from ..target import Target
+from .assigned import assignments_written_back
 from .decompose import (
     decompositions,
     functionalise,
@@ -136,7 +137,7 @@ def _export(
     module: Module, inputs: tuple[Any, ...], dynamic_shapes: Any, name: str
 ) -> ExportedProgram:
     try:
-        with torch.no_grad():
+        with torch.no_grad(), assignments_written_back(module):
             return torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as e:
         raise LoweringError(f"torch.export cannot export method {name!r}: {e}") from e
