@@ -178,7 +178,7 @@ def test_dynamic_dimensions_are_refused_by_name() -> None:
     ("options", "error", "text"),
     [
         ({"quantize": "16a4w"}, qnn.LoweringError, "not supported yet"),
-        ({"state_update": "delta"}, qnn.LoweringError, "not supported yet"),
+        ({"state_update": "copy"}, ValueError, "state_update is"),
         ({"fallback": "gpu"}, ValueError, "fallback is"),
         ({"target": "SM1"}, qnn.QnnError, "SM8650"),
         ({"qnn_libraries": "/nowhere"}, qnn.LibraryNotFound, "onnxruntime-qnn"),

@@ -17,6 +17,7 @@ from executorch.exir._serialize._cord import FileBackedData
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.tensor import scalar_type_enum
 from torch.export import ExportedProgram
 
@@ -28,6 +29,9 @@ from .messages import GraphStats
 from .payload import Binding, IOEntry, Payload, StateEntry
 
 _DATA_ALIGNMENT = 64
+
+# A call that no output depends on may still store state, so that no pass may drop it.
+torch.fx.node.has_side_effect(executorch_call_delegate)
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class QnnDelegate(BackendDetails):  # type: ignore[misc]
             method: [
                 build(
                     ep,
-                    f"{method}_{i}",
+                    _graph_name(method, i, ep),
                     states=CompileOptions.of(specs).states,
                     in_place=options.in_place,
                     state_update=options.state_update,
@@ -186,6 +190,13 @@ class QnnDelegate(BackendDetails):  # type: ignore[misc]
                     )
                 )
         return results
+
+
+def _graph_name(method: str, index: int, ep: ExportedProgram) -> str:
+    """The name of a method's partition: its tag, where `lower` made it."""
+    tags = (n.meta.get("delegation_tag", "") for n in ep.graph.nodes if n.op == "call_function")
+    tag = str(next(tags, ""))
+    return tag if tag.startswith(f"{method}_") else f"{method}_{index}"
 
 
 def _static_bytes(tensors: list[Any]) -> int:

@@ -165,11 +165,3 @@ def _inline(
 
 def _meta_value(node: torch.fx.Node) -> Any:
     return node.meta["val"]
-
-
-def refresh_outputs(ep: ExportedProgram) -> None:
-    """Makes the signature name the nodes that the output node now returns."""
-    returned: Any = ep.graph.output_node().args[0]
-    for arg, spec in zip(returned, ep.graph_signature.output_specs, strict=True):
-        if isinstance(arg, torch.fx.Node) and hasattr(spec.arg, "name"):
-            spec.arg.name = arg.name

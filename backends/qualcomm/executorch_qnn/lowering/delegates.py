@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.lowered_backend_module import get_lowered_backend_modules
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
+
+from ..aliasing.updates import sort
+from ..partition import Plan
 
 
 @contextmanager
@@ -31,6 +35,34 @@ def called_by_shape(programs: Iterable[ExportedProgram]) -> Iterator[None]:
     finally:
         for original in delegates:
             del original.module
+
+
+def delegate_calls(ep: ExportedProgram) -> dict[str, torch.fx.Node]:
+    """The calls of QNN delegates by the name of their graph, in the order of the calls."""
+    calls = [n for n in ep.graph.nodes if n.target is executorch_call_delegate]
+    modules = get_lowered_backend_modules(ep.graph_module)
+    return {
+        m.meta["_delegate_info_meta"].graph: call
+        for m, call in zip(modules, calls, strict=True)
+        if m.backend_id == "QnnDelegate"
+    }
+
+
+def order_calls(ep: ExportedProgram, plan: Plan) -> None:
+    """Moves delegates that read a slot before the one that writes it."""
+    calls = delegate_calls(ep)
+    order: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for first, then in sorted(plan.order):
+        order.setdefault(calls[first], []).append(calls[then])
+    sort(ep.graph, order)
+    ep.graph_module.recompile()
+
+
+def check_calls(ep: ExportedProgram, plan: Plan) -> None:
+    """Raises AssertionError if some pass has dropped a delegate or undone `order_calls`."""
+    place = {graph: i for i, graph in enumerate(delegate_calls(ep))}
+    assert place.keys() == plan.partitions.keys(), "a delegate was lost"
+    assert all(place[first] < place[then] for first, then in plan.order), "delegates are reordered"
 
 
 def dense_boundaries(ep: ExportedProgram) -> None:
@@ -67,7 +99,7 @@ def _by_shape(original: ExportedProgram) -> Callable[[], Callable[..., list[Any]
 
     def call(*args: Any) -> list[Any]:
         modes = [a.fake_mode for a in (*args, *values) if isinstance(a, FakeTensor)]
-        with modes[0]:
+        with modes[0] if modes else nullcontext():
             return [torch.empty(v.shape, dtype=v.dtype) for v in values]
 
     return lambda: call

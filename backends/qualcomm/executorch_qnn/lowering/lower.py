@@ -18,7 +18,14 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from ..aliasing import state_slots
-from ..aliasing.updates import drop_idle_guards, guard_updates
+from ..aliasing.updates import (
+    drop_idle_guards,
+    guard_updates,
+    is_guard,
+    read_copy,
+    refresh_outputs,
+    updates,
+)
 from ..compile.build import constant_nodes, constant_tensors
 from ..compile.compiler import CompileWorker, GraphRefused
 from ..errors import LoweringError, UnsupportedOp
@@ -30,10 +37,10 @@ from .decompose import (
     decompositions,
     functionalise,
     open_node,
-    refresh_outputs,
     rename_inputs,
 )
-from .delegates import called_by_shape, dense_boundaries
+from .delegates import called_by_shape, dense_boundaries, order_calls
+from .inputs import one_input_each, own_inputs
 from .program import Program
 
 Module: TypeAlias = torch.nn.Module
@@ -215,8 +222,10 @@ class _Lowering:
             for name, ep in exported.items():
                 programs[name] = functionalise(ep, self.kept)
                 rename_inputs(programs[name])
-                guard_updates(programs[name])
-        slots = state_slots(programs)
+            slots = state_slots(programs)
+            for name, ep in programs.items():
+                constants = constant_nodes(ep.graph, set(constant_tensors(ep, slots[name])))
+                guard_updates(ep, slots[name], constants)
         partitioners = {
             name: QnnPartitioner(
                 self.target,
@@ -227,7 +236,7 @@ class _Lowering:
             for name in programs
         }
         for name, p in partitioners.items():
-            p.states = slots[name]
+            p.prefix, p.ordered, p.states = name, True, slots[name]
             p.data = programs[name].state_dict
         lowered = self._delegate(programs, partitioners)
         with self.stage("edge"), called_by_shape(lowered.values()):
@@ -259,18 +268,28 @@ class _Lowering:
         partitioners: dict[str, QnnPartitioner],
     ) -> dict[str, ExportedProgram]:
         for _ in range(_MAX_SPLITS):
-            tags = {}
             with self.stage("partition"):
+                tags = {
+                    name: self._partition(ep, partitioners[name], worker)
+                    for name, ep in programs.items()
+                }
+                for name in _stage_shared(programs, partitioners):
+                    tags[name] = self._partition(programs[name], partitioners[name], worker)
+                _stage_shared(programs, partitioners)
                 for name, ep in programs.items():
-                    tags[name] = self._partition(ep, partitioners[name], worker)
-            _check_shared_states(partitioners)
+                    _share_constants(ep, partitioners[name])
+                    own_inputs(ep, partitioners[name].plan, partitioners[name].states or ())
+                    dense_boundaries(ep)
             self._check_fallback(partitioners)
             spec = MethodProgramsPartitionerSpec(
                 programs, {name: _Tagged(t) for name, t in tags.items()}
             )
             try:
                 with self.stage("compile"):
-                    return dict(to_backend(spec))
+                    lowered = dict(to_backend(spec))
+                for name, ep in lowered.items():
+                    order_calls(ep, partitioners[name].plan)
+                return lowered
             except GraphRefused as e:
                 self._split(e, partitioners)
         raise LoweringError(f"QNN refused the model even when it was cut into {_MAX_SPLITS} pieces")
@@ -279,6 +298,7 @@ class _Lowering:
         self, ep: ExportedProgram, partitioner: QnnPartitioner, worker: CompileWorker
     ) -> dict[str, DelegationSpec]:
         """Tags `ep`; kept ops that nobody takes are opened, and their pieces are offered."""
+        one_input_each(ep)
         while True:
             for node in ep.graph.nodes:
                 node.meta.pop("delegation_tag", None)
@@ -298,8 +318,6 @@ class _Lowering:
             ep.graph_module.graph.eliminate_dead_code()
             refresh_outputs(ep)
             ep.graph_module.recompile()
-        _share_constants(ep, partitioner)
-        dense_boundaries(ep)
         return tags
 
     def _check_fallback(self, partitioners: dict[str, QnnPartitioner]) -> None:
@@ -318,11 +336,11 @@ class _Lowering:
 
     def _split(self, refused: GraphRefused, partitioners: dict[str, QnnPartitioner]) -> None:
         """Cuts the partition behind a refused graph in two; a single node goes to the CPU."""
-        method, _, index = refused.graph.rpartition("_")
-        if method not in partitioners:
+        found = [p for p in partitioners.values() if refused.graph in p.plan.partitions]
+        if not found:
             raise refused
-        p = partitioners[method]
-        names = p.plan.partitions[list(p.plan.partitions)[int(index)]]
+        (p,) = found
+        names = p.plan.partitions[refused.graph]
         if len(names) == 1:
             p.refused[names[0]] = f"QNN's compiler refuses it: {refused.reason}"
             return
@@ -335,26 +353,48 @@ class _Lowering:
             p.epochs[name] = (low + high) / 2
 
 
-def _check_shared_states(partitioners: Mapping[str, QnnPartitioner]) -> None:
-    """State of several methods must live in delegates: ExecuTorch gives each method its own copy.
+def _stage_shared(
+    programs: Mapping[str, ExportedProgram], partitioners: Mapping[str, QnnPartitioner]
+) -> list[str]:
+    """Gives delegates the state that methods share and that the CPU touches in some of them.
+
+    ExecuTorch gives each method memory of its own, so that state of several methods can only live
+    in delegates: there the CPU reads a copy, and what it computes is copied into the slot.
+
+    Returns:
+        The methods that must be partitioned again.
 
     Raises:
-        LoweringError: some method touches a shared buffer on the CPU, or in several partitions.
+        LoweringError: no delegate can hold such a buffer, not even as a copy.
     """
-    owners: dict[str, list[tuple[str, Ownership]]] = {}
+    uses: dict[str, list[tuple[str, Ownership]]] = {}
     for method, p in partitioners.items():
         for o in p.plan.owners:
-            owners.setdefault(o.slot, []).append((method, o))
-    for slot, uses in owners.items():
-        hosts = [(m, o) for m, o in uses if o.owner == "host"]
-        if hosts and len(uses) > 1:
-            method, o = hosts[0]
-            raise LoweringError(
-                f"the mutable buffer {slot!r} is shared by the methods "
-                f"{', '.join(repr(m) for m, _ in uses)}, but no delegate can own it in {method!r}: "
-                f"{o.reason}. Methods share state only inside of delegates: touch it with ops that "
-                "QNN takes, or lower the methods without sharing it"
+            uses.setdefault(o.slot, []).append((method, o))
+    again = []
+    for slot, owners in uses.items():
+        for method, o in owners if len(owners) > 1 else ():
+            p, ep = partitioners[method], programs[method]
+            if o.owner != "host":
+                continue
+            if o.fqn in p.staged:
+                raise LoweringError(
+                    f"the mutable buffer {slot!r} ({o.dtype}{list(o.shape)}) is shared by the "
+                    f"methods {', '.join(repr(m) for m, _ in owners)}, and methods share state "
+                    f"only inside of delegates, but none can hold it in {method!r}: {o.reason}. "
+                    "Keep it in a type that QNN holds (float16, float32, int32, int64 or bool), "
+                    "or lower the methods without sharing it"
+                )
+            p.staged[o.fqn] = (
+                f"methods share it: copied between its slot and the CPU, as {o.reason}"
             )
+            (u,) = updates(ep, {o.fqn})
+            on_cpu = [n for n in u.readers() if "delegation_tag" not in n.meta and not is_guard(n)]
+            if on_cpu:
+                read_copy(ep.graph, u.old, on_cpu)
+                ep.graph_module.recompile()
+            again.append(method)
+    return list(dict.fromkeys(again))
 
 
 def _can_open(node: torch.fx.Node) -> bool:
@@ -363,7 +403,7 @@ def _can_open(node: torch.fx.Node) -> bool:
 
 
 def _share_constants(ep: ExportedProgram, partitioner: QnnPartitioner) -> None:
-    """Gives each partition its own copy of the constant nodes that it uses.
+    """Gives each partition its own copy of the nodes that compute a constant it uses.
 
     Constants are folded where they are used; a copy costs a node now and no byte later, because
     equal constants become one static tensor.
@@ -383,9 +423,4 @@ def _share_constants(ep: ExportedProgram, partitioner: QnnPartitioner) -> None:
                     user.replace_input_with(node, copy)
         if not node.users:
             graph.erase_node(node)
-    for node in ep.graph.nodes:
-        if node.op == "placeholder" and node in constants:
-            tags = {u.meta["delegation_tag"] for u in node.users if "delegation_tag" in u.meta}
-            if tags:
-                node.meta["delegation_tag"] = min(tags)
     ep.graph_module.recompile()

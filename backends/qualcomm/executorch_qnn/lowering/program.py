@@ -23,7 +23,7 @@ from ..partition import Ownership, Plan
 from ..report import CpuOpReport, DelegateReport, MethodReport, Report, StateReport
 from ..seal import seal
 from ..target import Target
-from .delegates import called_by_shape
+from .delegates import called_by_shape, check_calls
 
 META_KEY = "executorch_qnn.meta"
 
@@ -57,6 +57,8 @@ class Program:
             self.executorch: ExecutorchProgramManager = edge.to_executorch(
                 ExecutorchBackendConfig(passes=passes, emit_mutable_buffer_names=True)
             )
+        for name, plan in plans.items():
+            check_calls(self.executorch.exported_program(name), plan)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the `.pte`, sealed; an existing file is replaced only by a complete one."""
@@ -116,19 +118,19 @@ class Program:
 
     def _state(self, owner: Ownership, infos: list[DelegateInfo]) -> StateReport:
         dtype = str(owner.dtype).removeprefix("torch.")
-        for info in infos:
-            for s in info.states:
-                if s.fqn == owner.slot:
-                    return StateReport(
-                        fqn=s.fqn,
-                        shape=s.shape,
-                        dtype=dtype,
-                        stored=s.dtype.name.lower(),
-                        nbytes=math.prod(s.shape) * s.dtype.itemsize,
-                        owner="delegate",
-                        binding=s.binding.name.lower(),
-                        reason=s.why,
-                    )
+        found = [s for i in infos for s in i.states if s.fqn == owner.slot]
+        if found:
+            s = next((s for s in found if s.output), found[0])  # the one that writes it, if any
+            return StateReport(
+                fqn=s.fqn,
+                shape=s.shape,
+                dtype=dtype,
+                stored=s.dtype.name.lower(),
+                nbytes=math.prod(s.shape) * s.dtype.itemsize,
+                owner="delegate",
+                binding=s.binding.name.lower(),
+                reason=f"{owner.reason}; {s.why}",
+            )
         return StateReport(
             fqn=owner.fqn,
             shape=owner.shape,

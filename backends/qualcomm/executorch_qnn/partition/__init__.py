@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What is delegated, what stays on the CPU and why, and who owns each mutable buffer."""
 
-from .partitioner import CpuOp, Ownership, Plan, QnnPartitioner
+from .ownership import Ownership
+from .partitioner import CpuOp, Plan, QnnPartitioner
 
 __all__ = ["CpuOp", "Ownership", "Plan", "QnnPartitioner"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -13,16 +12,25 @@ import torch
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
 
 from ..aliasing import buffer, state_slots
+from ..aliasing.updates import Update, is_guard, updates
 from ..compile.backend import CompileOptions
 from ..compile.compiler import CompileWorker
 from ..ops.registry import aten_op, table
 from ..target import Target
+from .ownership import (
+    TAG,
+    Ownership,
+    cpu_touch,
+    not_in_one_partition,
+    partitions_of,
+    read_before_written,
+    who_touches,
+)
 from .support import Support, is_getitem
 
-_TAG = "delegation_tag"
+_IDLE = "it guards a buffer of the host"
 
 
 @dataclass(frozen=True)
@@ -34,33 +42,19 @@ class CpuOp:
     reason: str
 
 
-@dataclass(frozen=True)
-class Ownership:
-    """Who owns a mutable buffer: `delegate` or `host`, and why.
-
-    Attributes:
-        fqn: the buffer's name in this method; `slot`: that of its slot in the program.
-    """
-
-    fqn: str
-    slot: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    owner: str
-    reason: str
-
-
 @dataclass
 class Plan:
     """What a partitioner decided about one program.
 
     Attributes:
         partitions: tag to the names of its nodes, in graph order.
+        order: pairs of tags; the first one's delegate must be called before the second one's.
     """
 
     partitions: dict[str, list[str]] = field(default_factory=dict)
     cpu_ops: list[CpuOp] = field(default_factory=list)
     owners: list[Ownership] = field(default_factory=list)
+    order: set[tuple[str, str]] = field(default_factory=set)
 
 
 class QnnPartitioner(Partitioner):  # type: ignore[misc]
@@ -104,6 +98,13 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         self.data: Mapping[str, torch.Tensor] | None = None
         self.states: Mapping[str, str] | None = None
         """Names of the program's state buffers in this method, and of their slots."""
+        self.ordered = False
+        """Buffers may lie in several partitions: the graph has passed `guard_updates`, and the
+        delegates are called in the order of `plan`."""
+        self.staged: dict[str, str] = {}
+        """Buffers that delegates own although the CPU touches them, through copies; and why."""
+        self.prefix = "qnn"
+        """What the names of partitions begin with."""
         self.worker: CompileWorker | None = None
         """An open worker that compiles what is tagged; a new one is started if `None`."""
         self.plan = Plan()
@@ -133,33 +134,62 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         support = Support(ep, worker, states, self.data)
         graph = ep.graph_module.graph
         compute = [n for n in graph.nodes if n.op == "call_function" and n not in support.constants]
-        reasons = self._reasons(support, compute)
-        levels = _levels(compute, {n for n in compute if reasons[n] is None})
+        ups = updates(ep, states)
+        reasons = self._verdicts(support, compute)
+        hosts = self._hosts(support, compute, ups, reasons)
+        shared = [u for u in ups if u.fqn not in hosts] if self.ordered else []
+        order = read_before_written(shared)
+        levels = _levels(compute, {n for n in compute if reasons[n] is None}, order)
         self.plan = Plan()
         names: dict[tuple[int, float], str] = {}
+        places: dict[str, tuple[int, float]] = {}
         for node in compute:
             if reasons[node] is not None:
-                if not is_getitem(node):
+                if not is_getitem(node) and reasons[node] != _IDLE:
                     op = str(aten_op(node.target) or node.target)
                     self.plan.cpu_ops.append(CpuOp(node.name, op, reasons[node] or ""))
                 continue
             key = (levels[node], self.epochs.get(_anchor(node).name, 0.0))
-            tag = names.setdefault(key, f"qnn_{len(names)}")
-            node.meta[_TAG] = tag
+            tag = names.setdefault(key, f"{self.prefix}_{len(names)}")
+            places[tag] = key
+            node.meta[TAG] = tag
             self.plan.partitions.setdefault(tag, []).append(node.name)
         _drop_without_inputs(ep, self.plan)
         _tag_constants(support.constants)
-        self._tag_states(ep, states)
+        for u in ups:
+            if u.fqn not in hosts and not self.ordered:
+                if why := not_in_one_partition(ep, u):
+                    hosts[u.fqn] = why
+                else:
+                    readers, writer = partitions_of(u)
+                    u.old.meta[TAG] = writer or readers[0]
+            self._own(ep, u, states[u.fqn], hosts.get(u.fqn))
+        for u in shared:
+            readers, writer = partitions_of(u)
+            if writer is not None:
+                assert all(places[r] <= places[writer] for r in readers), f"order of {u.fqn}"
+                self.plan.order.update((r, writer) for r in readers if r != writer)
         options = dataclasses.replace(self.options, states=states, worker=self.worker)
         spec = DelegationSpec("QnnDelegate", [options.spec()])
         return dict.fromkeys(self.plan.partitions, spec)
 
+    def _own(self, ep: ExportedProgram, u: Update, slot: str, host: str | None) -> None:
+        """Reports the owner of a buffer; of one that nothing touches there is nothing to report."""
+        if u.new is None and not u.old.users:
+            return
+        value = buffer(ep, u.fqn)
+        reason = host or self.staged.get(u.fqn) or who_touches(u)
+        owner = "host" if host else "delegate"
+        shape = tuple(value.shape)
+        self.plan.owners.append(Ownership(u.fqn, slot, shape, value.dtype, owner, reason))
+
     def _states(self, ep: ExportedProgram) -> Mapping[str, str]:
         return state_slots({"": ep})[""] if self.states is None else self.states
 
-    def _reasons(
+    def _verdicts(
         self, support: Support, nodes: list[torch.fx.Node]
     ) -> dict[torch.fx.Node, str | None]:
+        """For each node `None` if a delegate can have it, else the reason why not."""
         reasons: dict[torch.fx.Node, str | None] = {}
         ask = []
         for node in nodes:
@@ -172,7 +202,16 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
             else:
                 ask.append(node)
         reasons.update(support.verdicts(ask))
-        # A value that cannot cross the boundary keeps its neighbours on its own side.
+        self._settle(support, nodes, reasons)
+        return reasons
+
+    def _settle(
+        self,
+        support: Support,
+        nodes: list[torch.fx.Node],
+        reasons: dict[torch.fx.Node, str | None],
+    ) -> None:
+        """A value that cannot cross the boundary keeps its neighbours on its own side."""
         changed = True
         while changed:
             changed = False
@@ -182,7 +221,32 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
                 if reasons[node] is None and (why := self._stuck(support, node, reasons)):
                     reasons[node] = why
                     changed = True
-        return reasons
+
+    def _hosts(
+        self,
+        support: Support,
+        nodes: list[torch.fx.Node],
+        ups: list[Update],
+        reasons: dict[torch.fx.Node, str | None],
+    ) -> dict[str, str]:
+        """Buffers that the CPU touches, and how; their guards go to the CPU as well."""
+        hosts: dict[str, str] = {}
+        while True:
+            found = [
+                (u, touch)
+                for u in ups
+                if u.fqn not in hosts
+                and (touch := cpu_touch(u, reasons, self.ordered and u.fqn not in self.staged))
+            ]
+            if not found:
+                return hosts
+            for u, touch in found:
+                op = aten_op(touch.target) or touch.target
+                hosts[u.fqn] = f"{touch.name} ({op}) on the CPU touches it: {reasons[touch]}"
+                for node in (*u.readers(), u.new):
+                    if node is not None and is_guard(node) and reasons.get(node) is None:
+                        reasons[node] = _IDLE
+            self._settle(support, nodes, reasons)
 
     def _stuck(
         self, support: Support, node: torch.fx.Node, reasons: dict[torch.fx.Node, str | None]
@@ -193,56 +257,6 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
                 return f"its input {source.name} must come from outside: {why}"
         return None
 
-    def _tag_states(self, ep: ExportedProgram, states: Mapping[str, str]) -> None:
-        """Gives a buffer to a delegate when all that touches it lies in that one partition."""
-        nodes = {n.name: n for n in ep.graph.nodes}
-        signature = ep.graph_signature
-        returned = Counter(s.arg.name for s in signature.output_specs)
-        updates = {
-            s.target: nodes[s.arg.name]
-            for s in signature.output_specs
-            if s.kind is OutputKind.BUFFER_MUTATION
-        }
-        for spec in signature.input_specs:
-            if spec.kind is not InputKind.BUFFER or spec.target not in states:
-                continue
-            old, new = nodes[spec.arg.name], updates.get(spec.target)
-            tag, reason = _owning_partition(old, new, returned)
-            if tag is not None:
-                old.meta[_TAG] = tag
-            owner = "host" if tag is None else "delegate"
-            value = buffer(ep, spec.target)
-            slot, shape = states[spec.target], tuple(value.shape)
-            self.plan.owners.append(Ownership(spec.target, slot, shape, value.dtype, owner, reason))
-
-
-def _owning_partition(
-    old: torch.fx.Node, new: torch.fx.Node | None, returned: Mapping[str, int]
-) -> tuple[str | None, str]:
-    """The one partition that a buffer can live in, or `None`, and why.
-
-    Args:
-        old: the buffer's placeholder; `new`: its new value, if it is written.
-        returned: how often each node is returned.
-    """
-    touching = [*old.users, *([new] if new is not None else [])]
-    tags = {n.meta.get(_TAG): n for n in touching if n.op != "output"}
-    if new is not None and new.op == "placeholder":
-        return None, f"its new value {new.name} is an input that no delegate computes"
-    if None in tags:
-        return None, f"{tags[None].name} on the CPU touches it"
-    if returned[old.name]:
-        return None, f"its old value {old.name} is returned as it stands"
-    if len(tags) != 1:
-        where = ", ".join(f"{n.name} in {t}" for t, n in tags.items())
-        return None, f"several partitions touch it: {where}" if where else "nothing touches it"
-    (tag,) = tags
-    if new is not None:
-        outside = [u for u in new.users if u.op != "output" and u.meta.get(_TAG) != tag]
-        if outside or returned[new.name] > 1:
-            return None, f"its new value {new.name} is used outside of {tag} as well"
-    return tag, f"all that touches it is in {tag}"
-
 
 def _anchor(node: torch.fx.Node) -> torch.fx.Node:
     """The node that a chain of getitems belongs to."""
@@ -251,20 +265,30 @@ def _anchor(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
-def _levels(nodes: list[torch.fx.Node], supported: set[torch.fx.Node]) -> dict[torch.fx.Node, int]:
+def _levels(
+    nodes: list[torch.fx.Node],
+    supported: set[torch.fx.Node],
+    order: Mapping[torch.fx.Node, list[torch.fx.Node]],
+) -> dict[torch.fx.Node, int]:
     """Numbers such that delegated nodes of one number form a partition without cycles.
 
-    Along every edge the number does not fall, and it rises where the edge crosses between NPU (even
-    numbers) and CPU (odd ones).  Nodes first get the lowest number that allows, then move up to
-    their users', so that nobody is cut off from the partition that needs him.
+    Along every edge, of the data or of `order`, the number does not fall, and it rises where the
+    edge crosses between NPU (even numbers) and CPU (odd ones).  Nodes first get the lowest number
+    that allows, then move up to their users', so that nobody is cut off from the partition that
+    needs him.
     """
     level: dict[torch.fx.Node, int] = {}
+    before: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for node, later in order.items():
+        for n in later:
+            before.setdefault(n, []).append(node)
     for node in nodes:
-        low = max((level[i] for i in node.all_input_nodes if i in level), default=0)
+        earlier = (*node.all_input_nodes, *before.get(node, ()))
+        low = max((level[i] for i in earlier if i in level), default=0)
         odd = node not in supported
         level[node] = low if low % 2 == odd else low + 1
     for node in reversed(nodes):
-        users = [u for u in node.users if u in level]
+        users = [u for u in (*node.users, *order.get(node, ())) if u in level]
         if not users or (node not in supported and not is_getitem(node)):
             continue
         odd = node not in supported
@@ -280,10 +304,10 @@ def _levels(nodes: list[torch.fx.Node], supported: set[torch.fx.Node]) -> dict[t
 def _drop_without_inputs(ep: ExportedProgram, plan: Plan) -> None:
     """Takes back partitions that no run-time input reaches: QNN cannot execute such graphs."""
     for tag in list(plan.partitions):
-        nodes = [n for n in ep.graph.nodes if n.meta.get(_TAG) == tag]
-        if not any(i.meta.get(_TAG) != tag for n in nodes for i in n.all_input_nodes):
+        nodes = [n for n in ep.graph.nodes if n.meta.get(TAG) == tag]
+        if not any(i.meta.get(TAG) != tag for n in nodes for i in n.all_input_nodes):
             for n in nodes:
-                del n.meta[_TAG]
+                del n.meta[TAG]
                 plan.cpu_ops.append(CpuOp(n.name, str(n.target), "it depends on no input"))
             del plan.partitions[tag]
 
@@ -291,11 +315,11 @@ def _drop_without_inputs(ep: ExportedProgram, plan: Plan) -> None:
 def _tag_constants(constants: Iterable[torch.fx.Node]) -> None:
     """Tags constant nodes that one partition alone uses, so that they are folded into it."""
     for node in reversed(list(constants)):
-        tags = {u.meta.get(_TAG) for u in node.users}
+        tags = {u.meta.get(TAG) for u in node.users}
         if node.op == "placeholder":
             # ExecuTorch gives every further partition a copy of a constant placeholder.
             tags.discard(None)
             if tags:
-                node.meta[_TAG] = min(t for t in tags if t is not None)
+                node.meta[TAG] = min(t for t in tags if t is not None)
         elif len(tags) == 1 and None not in tags:
-            node.meta[_TAG] = tags.pop()
+            node.meta[TAG] = tags.pop()
