@@ -16,6 +16,7 @@
 #include "delegate/options.h"
 #include "delegate/payload.h"
 #include "delegate/store_registry.h"
+#include "state/state_api.h"
 
 namespace executorch_qnn {
 namespace {
@@ -183,7 +184,4 @@ const et::Error g_registered = et::register_backend({kBackendId, &delegate()});
 }  // namespace
 }  // namespace executorch_qnn
 
-// ExecuTorch's number for how the registration went when this library was loaded; 0 is success.
-extern "C" ETQNN_API int etqnn_registration_error() {
-  return static_cast<int>(executorch_qnn::g_registered);
-}
+int etqnn_registration_error() { return static_cast<int>(executorch_qnn::g_registered); }

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "state/state_api.h"
+
 namespace executorch_qnn {
 namespace {
 
@@ -21,10 +23,14 @@ thread_local Failure t_last{};
 
 }  // namespace
 
-Error fail(const Status& status, Error invalid) {
-  const size_t size = std::min(status.message().size(), sizeof t_last.text - 1);
-  std::memcpy(t_last.text, status.message().data(), size);
+void set_last_error(const std::string& text) {
+  const size_t size = std::min(text.size(), sizeof t_last.text - 1);
+  std::memcpy(t_last.text, text.data(), size);
   t_last.text[size] = 0;
+}
+
+Error fail(const Status& status, Error invalid) {
+  set_last_error(status.message());
   t_last.kind = status.kind();
   t_last.code = status.code();
   ET_LOG(Error, "QnnDelegate: %s", t_last.text);

@@ -4,6 +4,8 @@
 
 #include <executorch/runtime/core/error.h>
 
+#include <string>
+
 #include "core/api.h"
 #include "core/status.h"
 
@@ -16,8 +18,7 @@ executorch::runtime::Error fail(const Status& status, executorch::runtime::Error
 // The delegate's last failure on this thread since the last call; ok() if there was none.
 ETQNN_API Status take_failure();
 
-}  // namespace executorch_qnn
+// Makes `text` what etqnn_last_error() says on this thread. See state/state_api.h.
+void set_last_error(const std::string& text);
 
-// The same for C: the text of this thread's last failure, "" if there was none. Good until the next
-// failure on this thread.
-extern "C" ETQNN_API const char* etqnn_last_error();
+}  // namespace executorch_qnn

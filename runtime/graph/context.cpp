@@ -66,8 +66,15 @@ abi::Tensor ExecutableGraph::bind_handle(const TensorSpec& spec, abi::Handle mem
   return tensor;
 }
 
+namespace {
+thread_local uint64_t t_executions = 0;
+}
+
+uint64_t ExecutableGraph::executions() { return t_executions; }
+
 Status ExecutableGraph::execute(const abi::Tensor* inputs, size_t n_inputs, abi::Tensor* outputs,
                                 size_t n_outputs) const {
+  ++t_executions;
   LogCapture log;
   const Backend& backend = *context_->backend();
   abi::Error error =

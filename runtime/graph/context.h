@@ -72,6 +72,8 @@ class ETQNN_API ExecutableGraph {
   // Runs the graph once and waits for it. A success allocates no memory of ours.
   Status execute(const abi::Tensor* inputs, size_t n_inputs, abi::Tensor* outputs,
                  size_t n_outputs) const;
+  // How often this thread has called execute() so far, on any graph, with whatever result.
+  static uint64_t executions();
 
  private:
   friend class ExecutableContext;

@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "delegate/api.h"
 #include "delegate/options.h"
 #include "python/buffer.h"
 #include "python/error.h"
+#include "state/state_api.h"
 
 namespace nb = nanobind;
 

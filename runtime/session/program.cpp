@@ -70,9 +70,10 @@ Result<std::shared_ptr<const ProgramFile>> ProgramFile::open(const std::string& 
   file->options_ = options;
   {
     // This mapping also says what is wrong with a path; ExecuTorch's loader only that something is.
-    ETQNN_ASSIGN(const MappedFile content, MappedFile::open(path));
+    ETQNN_ASSIGN(MappedFile content, MappedFile::open(path));
     ETQNN_ASSIGN(file->digest_, check_seal(content.data(), content.size(), path));
     file->sealed_ = file->digest_.has_value();
+    if (!file->sealed_) file->unsealed_.emplace(std::move(content));
   }
   auto loader = MmapDataLoader::from(
       file->path_.c_str(),
@@ -128,12 +129,9 @@ Result<std::string> ProgramFile::named_data(const std::string& key) const {
   return std::string(static_cast<const char*>(data->data()), data->size());
 }
 
-Result<Digest> ProgramFile::digest() const {
+Digest ProgramFile::digest() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!digest_) {
-    ETQNN_ASSIGN(const MappedFile file, MappedFile::open(path_));
-    digest_ = Sha256::of(file.data(), file.size());
-  }
+  if (!digest_) digest_ = Sha256::of(unsealed_->data(), unsealed_->size());
   return *digest_;
 }
 

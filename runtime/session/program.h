@@ -14,6 +14,7 @@
 
 #include "core/api.h"
 #include "core/digest.h"
+#include "core/file.h"
 #include "core/status.h"
 
 namespace executorch_qnn {
@@ -55,7 +56,7 @@ class ETQNN_API ProgramFile {
   Result<MethodInfo> method(const std::string& name) const;
   Result<std::string> named_data(const std::string& key) const;
   // SHA-256 of the file without its seal; from the seal, else computed once.
-  Result<Digest> digest() const;
+  Digest digest() const;
   // Whether the file has a seal (see session/seal.h), which open() has found to be intact.
   bool sealed() const { return sealed_; }
 
@@ -69,6 +70,7 @@ class ETQNN_API ProgramFile {
   std::unique_ptr<executorch::runtime::Program> program_;
   std::vector<std::string> methods_;
   bool sealed_ = false;
+  std::optional<MappedFile> unsealed_;  // the content, where its digest is not known yet
   mutable std::mutex mutex_;
   mutable std::optional<Digest> digest_;
 };

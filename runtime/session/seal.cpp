@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/byte_reader.h"
+#include "core/file.h"
 
 namespace executorch_qnn {
 namespace {
@@ -37,6 +38,12 @@ Result<std::optional<Digest>> check_seal(const void* file, size_t size, const st
                   path + " is damaged: its content is not what its seal states");
   }
   return std::optional<Digest>(stated);
+}
+
+Result<Digest> program_digest(const std::string& path) {
+  ETQNN_ASSIGN(const MappedFile file, MappedFile::open(path));
+  ETQNN_ASSIGN(const std::optional<Digest> sealed, check_seal(file.data(), file.size(), path));
+  return sealed ? *sealed : Sha256::of(file.data(), file.size());
 }
 
 }  // namespace executorch_qnn

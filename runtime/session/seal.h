@@ -21,4 +21,7 @@ namespace executorch_qnn {
 // bytes are not those that were sealed.
 Result<std::optional<Digest>> check_seal(const void* file, size_t size, const std::string& path);
 
+// The name of the program in a file: from its seal, else computed.
+Result<Digest> program_digest(const std::string& path);
+
 }  // namespace executorch_qnn

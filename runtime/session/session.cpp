@@ -18,6 +18,7 @@
 #include "delegate/failure.h"
 #include "delegate/options.h"
 #include "delegate/store_registry.h"
+#include "graph/context.h"
 #include "memory/region.h"
 #include "session/et_log.h"
 #include "state/store.h"
@@ -79,12 +80,6 @@ struct LoadedMethod {
   std::optional<et::Method> method;
 };
 
-// A mutable buffer that ExecuTorch keeps in planned memory.
-struct HostBuffer {
-  StateDescriptor descriptor;
-  void* address = nullptr;
-};
-
 std::string describe_tensor(int8_t type, const std::vector<int32_t>& dims) {
   const std::vector<uint32_t> unsigned_dims(dims.begin(), dims.end());
   const char* name = to_string(static_cast<ScalarType>(type));
@@ -143,18 +138,17 @@ abi::DataType stored_as_is(ScalarType type) {
 }  // namespace
 
 struct Session::Parts {
-  std::shared_ptr<StateStore> store;
+  std::optional<Buffers> buffers;
   std::optional<StoreToken> token;
   // Planned memory from the second buffer on is the same for all methods: that is where
   // ExecuTorch's share_mutable_buffers puts what methods share. The first one is each method's own.
   std::vector<Arena> shared_arenas;
   std::map<std::string, std::unique_ptr<LoadedMethod>> methods;
-  std::map<std::string, HostBuffer> host_buffers;
   mutable std::mutex mutex;
 
   Status load_shared_arenas(const ProgramFile& program);
   Status load_method(const ProgramFile& program, const std::string& name);
-  Status find_host_buffers(const std::string& name, LoadedMethod& loaded);
+  Status find_host_buffers(LoadedMethod& loaded);
 
   template <class Visit>
   void each_arena(const Visit& visit) {
@@ -235,32 +229,30 @@ Status Session::Parts::load_method(const ProgramFile& program, const std::string
     }
     loaded->unplanned_outputs.push_back(std::move(region));
   }
-  ETQNN_TRY(find_host_buffers(name, *loaded));
+  ETQNN_TRY(find_host_buffers(*loaded));
   methods[name] = std::move(loaded);
   return {};
 }
 
-Status Session::Parts::find_host_buffers(const std::string& name, LoadedMethod& loaded) {
+Status Session::Parts::find_host_buffers(LoadedMethod& loaded) {
   const et::MethodMeta meta = loaded.method->method_meta();
   for (size_t i = 0; i < meta.num_attributes(); ++i) {
     const auto info = meta.attribute_tensor_meta(i);
     if (!info.ok()) continue;
-    const std::string buffer_name(info->name());
     auto tensor = loaded.method->get_attribute(info->name());
     if (!tensor.ok() || tensor->mutable_data_ptr() == nullptr) continue;
-    HostBuffer buffer;
-    buffer.descriptor.name = buffer_name;
-    buffer.descriptor.host_type = static_cast<ScalarType>(tensor->scalar_type());
-    buffer.descriptor.stored_type = stored_as_is(buffer.descriptor.host_type);
-    buffer.descriptor.dims.assign(tensor->sizes().begin(), tensor->sizes().end());
-    buffer.address = tensor->mutable_data_ptr();
-    const auto [known, inserted] = host_buffers.emplace(buffer_name, buffer);
-    if (!inserted && known->second.address != buffer.address) {
-      return {ErrorKind::kState, "buffer " + buffer_name + " is kept by the host, and method " +
-                                     name +
-                                     " has a copy of its own: lower the program with "
-                                     "share_mutable_buffers=True"};
+    StateDescriptor descriptor;
+    descriptor.name = info->name();
+    descriptor.host_type = static_cast<ScalarType>(tensor->scalar_type());
+    descriptor.stored_type = stored_as_is(descriptor.host_type);
+    descriptor.dims.assign(tensor->sizes().begin(), tensor->sizes().end());
+    if (to_string(descriptor.host_type) == nullptr) {
+      return {ErrorKind::kState, "buffer " + descriptor.name + " is kept by the host in a type " +
+                                     "(number " +
+                                     std::to_string(static_cast<int>(descriptor.host_type)) +
+                                     ") that a session cannot hand out or save"};
     }
+    ETQNN_TRY(buffers->add_host(descriptor, tensor->mutable_data_ptr()));
   }
   return {};
 }
@@ -280,7 +272,7 @@ Status Session::load(std::shared_ptr<StateStore> store) {
   EtLogCapture log;
   (void)take_failure();
   parts_->token.emplace(store, program_->options().libraries, program_->sealed());
-  parts_->store = std::move(store);
+  parts_->buffers.emplace(std::move(store));
   ETQNN_TRY(parts_->load_shared_arenas(*program_));
   for (const std::string& name : program_->methods()) {
     ETQNN_TRY(parts_->load_method(*program_, name));
@@ -293,8 +285,9 @@ Result<std::shared_ptr<Session>> Session::fork() const {
   std::lock_guard<std::mutex> lock(parts_->mutex);
   std::shared_ptr<StateStore> store;
   {
-    std::lock_guard<std::mutex> store_lock(parts_->store->mutex());
-    ETQNN_ASSIGN(store, parts_->store->fork());
+    StateStore& own = *parts_->buffers->store();
+    std::lock_guard<std::mutex> store_lock(own.mutex());
+    ETQNN_ASSIGN(store, own.fork());
   }
   std::shared_ptr<Session> twin(new Session(program_));
   ETQNN_TRY(twin->load(std::move(store)));
@@ -349,6 +342,16 @@ Status check_input(const InputValue& value, const ValueInfo& want, const std::st
   return {};
 }
 
+Status check_output(const OutputValue& output, const ValueInfo& info, const std::string& where) {
+  if (info.kind != ValueKind::kTensor || output.data == nullptr) return {};
+  size_t bytes = element_bytes(static_cast<ScalarType>(info.type));
+  for (int32_t dim : info.dims) bytes *= static_cast<size_t>(dim);
+  if (output.capacity >= bytes) return {};
+  return {ErrorKind::kInvalid, where + " is " + describe_expected(info) + " and takes up to " +
+                                   std::to_string(bytes) + " bytes, there is room for " +
+                                   std::to_string(output.capacity)};
+}
+
 // What a TensorImpl refers to.
 struct TensorParts {
   std::vector<executorch::aten::SizesType> sizes;
@@ -388,12 +391,14 @@ Status copy_output(const et::EValue& value, OutputValue& output, const std::stri
     const auto& tensor = value.toTensor();
     output.type = static_cast<int8_t>(tensor.scalar_type());
     output.dims.assign(tensor.sizes().begin(), tensor.sizes().end());
-    if (tensor.nbytes() > output.capacity) {
+    if (output.data != nullptr && tensor.nbytes() > output.capacity) {
       return {ErrorKind::kInvalid, where + " takes " + std::to_string(tensor.nbytes()) +
                                        " bytes, there is room for " +
                                        std::to_string(output.capacity)};
     }
-    if (tensor.nbytes() > 0) std::memcpy(output.data, tensor.const_data_ptr(), tensor.nbytes());
+    if (output.data != nullptr && tensor.nbytes() > 0) {
+      std::memcpy(output.data, tensor.const_data_ptr(), tensor.nbytes());
+    }
   } else if (value.isInt()) {
     output.scalar = value.toInt();
   } else if (value.isDouble()) {
@@ -434,6 +439,9 @@ Status Session::run(const std::string& name, const std::vector<InputValue>& inpu
   for (size_t i = 0; i < inputs.size(); ++i) {
     ETQNN_TRY(check_input(inputs[i], wanted[i], where("input", i)));
   }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    ETQNN_TRY(check_output(outputs[i], loaded.info.outputs[i], where("output", i)));
+  }
   std::vector<TensorParts> parts(inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     const et::Error error = loaded.method->set_input(to_evalue(inputs[i], parts[i]), i);
@@ -441,8 +449,17 @@ Status Session::run(const std::string& name, const std::vector<InputValue>& inpu
     const Status status = does_not_fit(inputs[i], wanted[i], where("input", i));
     return executorch_failure(error, status.message(), ErrorKind::kState);
   }
+  const uint64_t executions = ExecutableGraph::executions();
   if (const et::Error error = loaded.method->execute(); error != et::Error::Ok) {
-    return executorch_failure(error, "method " + name + " failed");
+    const Status why = executorch_failure(error, "method " + name + " failed");
+    // A check that fails before the first graph runs has left everything alone.
+    if (ExecutableGraph::executions() == executions && !parts_->buffers->has_host()) return why;
+    if (parts_->buffers->list().empty()) return why;
+    return {why.kind(),
+            why.message() +
+                "; mutable buffers may have been changed before: reset, load or write "
+                "the state before the next call",
+            why.code()};
   }
   for (size_t i = 0; i < outputs.size(); ++i) {
     ETQNN_TRY(copy_output(loaded.method->get_output(i), outputs[i], where("output", i)));
@@ -452,109 +469,50 @@ Status Session::run(const std::string& name, const std::vector<InputValue>& inpu
 
 std::vector<StateInfo> Session::state() const {
   std::lock_guard<std::mutex> lock(parts_->mutex);
-  std::lock_guard<std::mutex> store_lock(parts_->store->mutex());
-  std::vector<StateInfo> all;
-  for (const auto& entry : parts_->store->slots()) {
-    const StateSlot& slot = *entry.second;
-    all.push_back({slot.descriptor(), to_string(slot.binding()), slot.front(), slot.bound_input,
-                   slot.bound_output});
-  }
-  for (const auto& entry : parts_->host_buffers) {
-    const HostBuffer& buffer = entry.second;
-    all.push_back({buffer.descriptor, "host", buffer.address, nullptr, nullptr});
-  }
-  return all;
+  return parts_->buffers->list();
 }
-
-namespace {
-
-Status no_buffer(const std::string& name) {
-  return {ErrorKind::kState, "the program has no mutable buffer " + name};
-}
-
-Status wrong_size(const StateDescriptor& descriptor, size_t bytes) {
-  return {ErrorKind::kState, "buffer " + descriptor.describe() + " has " +
-                                 std::to_string(descriptor.host_bytes()) + " bytes, got " +
-                                 std::to_string(bytes)};
-}
-
-}  // namespace
 
 Result<StateDescriptor> Session::describe_state(const std::string& name) const {
   std::lock_guard<std::mutex> lock(parts_->mutex);
-  if (const StateSlot* slot = parts_->store->find(name)) return slot->descriptor();
-  const auto host = parts_->host_buffers.find(name);
-  if (host == parts_->host_buffers.end()) return no_buffer(name);
-  return host->second.descriptor;
+  return parts_->buffers->describe(name);
 }
 
 Status Session::read_state(const std::string& name, void* values, size_t bytes) const {
   std::lock_guard<std::mutex> lock(parts_->mutex);
-  std::lock_guard<std::mutex> store_lock(parts_->store->mutex());
-  if (const StateSlot* slot = parts_->store->find(name)) {
-    return parts_->store->read(*slot, values, bytes);
-  }
-  const auto host = parts_->host_buffers.find(name);
-  if (host == parts_->host_buffers.end()) return no_buffer(name);
-  if (bytes != host->second.descriptor.host_bytes()) {
-    return wrong_size(host->second.descriptor, bytes);
-  }
-  std::memcpy(values, host->second.address, bytes);
-  return {};
+  return parts_->buffers->read(name, values, bytes);
 }
 
 Status Session::write_state(const std::string& name, const void* values, size_t bytes) {
   std::lock_guard<std::mutex> lock(parts_->mutex);
-  std::lock_guard<std::mutex> store_lock(parts_->store->mutex());
-  if (StateSlot* slot = parts_->store->find(name)) {
-    return parts_->store->write(*slot, values, bytes);
-  }
-  const auto host = parts_->host_buffers.find(name);
-  if (host == parts_->host_buffers.end()) return no_buffer(name);
-  if (bytes != host->second.descriptor.host_bytes()) {
-    return wrong_size(host->second.descriptor, bytes);
-  }
-  std::memcpy(host->second.address, values, bytes);
-  return {};
+  return parts_->buffers->write(name, values, bytes);
 }
 
 Status Session::reset_state() {
   std::lock_guard<std::mutex> lock(parts_->mutex);
-  std::lock_guard<std::mutex> store_lock(parts_->store->mutex());
-  parts_->store->reset();
+  StateStore& store = *parts_->buffers->store();
+  std::lock_guard<std::mutex> store_lock(store.mutex());
+  store.reset();
   parts_->each_arena([](Arena& arena) { arena.restore(); });
   return {};
 }
 
-std::vector<StateRecord> Session::records() const {
-  std::vector<StateRecord> records;
-  for (const auto& entry : parts_->store->slots()) {
-    records.push_back({entry.second->descriptor(), entry.second->front()});
-  }
-  for (const auto& entry : parts_->host_buffers) {
-    records.push_back({entry.second.descriptor, entry.second.address});
-  }
-  return records;
-}
-
 Status Session::save_state(const std::string& path) const {
-  ETQNN_ASSIGN(const Digest digest, program_->digest());
+  const Digest digest = program_->digest();
   std::lock_guard<std::mutex> lock(parts_->mutex);
-  std::lock_guard<std::mutex> store_lock(parts_->store->mutex());
-  return write_state_file(path, digest, records());
+  return parts_->buffers->save(path, digest);
 }
 
 Status Session::load_state(const std::string& path) {
-  ETQNN_ASSIGN(const Digest digest, program_->digest());
+  const Digest digest = program_->digest();
   std::lock_guard<std::mutex> lock(parts_->mutex);
-  std::lock_guard<std::mutex> store_lock(parts_->store->mutex());
-  return read_state_file(path, digest, records());
+  return parts_->buffers->load(path, digest);
 }
 
 uint64_t Session::state_bytes_copied() const {
   std::lock_guard<std::mutex> lock(parts_->mutex);
-  std::lock_guard<std::mutex> store_lock(parts_->store->mutex());
-  return parts_->store->bytes_copied();
+  StateStore& store = *parts_->buffers->store();
+  std::lock_guard<std::mutex> store_lock(store.mutex());
+  return store.bytes_copied();
 }
 
 }  // namespace executorch_qnn

@@ -11,8 +11,8 @@
 
 #include "core/api.h"
 #include "core/status.h"
+#include "session/buffers.h"
 #include "session/program.h"
-#include "state/state_file.h"
 #include "state/store.h"
 
 namespace executorch_qnn {
@@ -32,22 +32,13 @@ using InputValue = std::variant<std::monostate, TensorView, int64_t, double, boo
 using OutputScalar = std::variant<std::monostate, int64_t, double, bool, std::string>;
 
 // One result. For a tensor the caller gives `data` and `capacity`, at least the bytes that the
-// method's description says; the rest is filled in.
+// method's description says, or null if it does not want the values; the rest is filled in.
 struct OutputValue {
   void* data = nullptr;
   size_t capacity = 0;
   int8_t type = 0;
   std::vector<int32_t> dims;
   OutputScalar scalar;
-};
-
-struct StateInfo {
-  StateDescriptor descriptor;
-  std::string binding;  // "in_place", "double_buffer", "read_only", "write_only" or "host"
-  const void* address = nullptr;
-  // What QNN was given for the graph's input and output; null if it has none.
-  const void* input_address = nullptr;
-  const void* output_address = nullptr;
 };
 
 // Owns its mutable buffers: those of the delegates, and those that ExecuTorch keeps in its planned
@@ -64,8 +55,9 @@ class ETQNN_API Session {
 
   const std::shared_ptr<const ProgramFile>& program() const { return program_; }
 
-  // An input that does not fit is kState and leaves the state alone. `outputs` must have one entry
-  // per output of the method.
+  // `outputs` must have one entry per output of the method. What does not fit, an input (kState) or
+  // the room for an output (kInvalid), is refused before anything runs. A method that fails on its
+  // way says so if it may have changed buffers.
   Status run(const std::string& method, const std::vector<InputValue>& inputs,
              std::vector<OutputValue>& outputs);
 
@@ -87,7 +79,6 @@ class ETQNN_API Session {
   struct Parts;
   explicit Session(std::shared_ptr<const ProgramFile> program);
   Status load(std::shared_ptr<StateStore> store);
-  std::vector<StateRecord> records() const;
 
   std::shared_ptr<const ProgramFile> program_;
   std::unique_ptr<Parts> parts_;

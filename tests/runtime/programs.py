@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,8 +37,28 @@ IN_PLACE, DOUBLE_BUFFER = 0, 1
 
 def counter(fqn: str = "n", binding: int = IN_PLACE, initial: str = "") -> StateEntry:
     """A state of four int32 that the host sees as int64."""
+    return state(fqn, INT64, QNN_INT32, (4,), binding, initial)
+
+
+def state(
+    fqn: str,
+    scalar_type: int,
+    dtype: int,
+    shape: tuple[int, ...],
+    binding: int = IN_PLACE,
+    initial: str = "",
+) -> StateEntry:
+    """A state that the graph has in the type in which it is stored."""
     return StateEntry(
-        fqn, INT64, QNN_INT32, (4,), f"{fqn}_in", f"{fqn}_out", binding, initial_key=initial
+        fqn=fqn,
+        scalar_type=scalar_type,
+        dtype=dtype,
+        npu_dtype=dtype,
+        shape=shape,
+        input_name=f"{fqn}_in",
+        output_name=f"{fqn}_out",
+        binding=binding,
+        initial_key=initial,
     )
 
 
@@ -202,3 +223,17 @@ def make_program(path: Path, plan: Plan, sealed: bool = True) -> Path:
         if sealed:
             seal(file)
     return path
+
+
+def main(folder: Path) -> None:
+    """Writes what the C++ tests run: programs with states of three kinds, one of them fails."""
+    states = (counter("d", DOUBLE_BUFFER), counter("k", initial="k"), counter("n"))
+    method = Method(Step(), (int32(),), states)
+    data = {"k": struct.pack("<4i", 9, -1, 3, 0)}
+    make_program(folder / "api.pte", Plan({"prefill": method, "decode": method}, data))
+    make_program(folder / "other.pte", Plan({"forward": method}, data))
+    make_program(folder / "failing.pte", Plan({"forward": method}, data, behaviour=1))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

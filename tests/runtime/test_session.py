@@ -14,7 +14,7 @@ import torch
 
 import executorch_qnn as qnn
 
-from .programs import DOUBLE_BUFFER, Method, OnBothSides, Plan, Step, counter, int32
+from .programs import DOUBLE_BUFFER, FLOAT32, Method, OnBothSides, Plan, Step, counter, int32, state
 
 MakeFile = Callable[..., Path]
 
@@ -239,8 +239,7 @@ def rss() -> int:
 
 
 def test_a_thousand_loads_and_unloads_grow_nothing(program_file: MakeFile, null_qnn: str) -> None:
-    big = counter("big")
-    big = type(big)("big", 6, 0x232, (1 << 20,), "big_in", "big_out", 0)
+    big = state("big", FLOAT32, 0x232, (1 << 20,))
     plan = Plan({"forward": Method(Step(), (int32(),), (big,))})
     file = program_file("big", plan)
     for i in range(1000):

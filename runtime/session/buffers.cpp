@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "session/buffers.h"
+
+#include <cstring>
+#include <mutex>
+
+namespace executorch_qnn {
+namespace {
+
+Status no_buffer(const std::string& name) {
+  return {ErrorKind::kState, "the program has no mutable buffer " + name};
+}
+
+Status check_size(const StateDescriptor& descriptor, size_t bytes) {
+  if (bytes == descriptor.host_bytes()) return {};
+  return {ErrorKind::kState, "buffer " + descriptor.describe() + " has " +
+                                 std::to_string(descriptor.host_bytes()) + " bytes, got " +
+                                 std::to_string(bytes)};
+}
+
+}  // namespace
+
+Status Buffers::add_host(const StateDescriptor& descriptor, void* address) {
+  const auto [known, inserted] = host_.emplace(descriptor.name, Host{descriptor, address});
+  if (inserted || known->second.address == address) return {};
+  return {ErrorKind::kState, "buffer " + descriptor.name +
+                                 " is kept by the host, and another method has a copy of its own: "
+                                 "lower the program with share_mutable_buffers=True"};
+}
+
+std::vector<StateInfo> Buffers::list() const {
+  std::lock_guard<std::mutex> lock(store_->mutex());
+  std::vector<StateInfo> all;
+  for (const auto& entry : store_->slots()) {
+    const StateSlot& slot = *entry.second;
+    all.push_back({slot.descriptor(), to_string(slot.binding()), slot.front(), slot.bound_input,
+                   slot.bound_output});
+  }
+  for (const auto& entry : host_) {
+    all.push_back({entry.second.descriptor, "host", entry.second.address, nullptr, nullptr});
+  }
+  return all;
+}
+
+Result<StateDescriptor> Buffers::describe(const std::string& name) const {
+  std::lock_guard<std::mutex> lock(store_->mutex());
+  if (const StateSlot* slot = store_->find(name)) return slot->descriptor();
+  const auto host = host_.find(name);
+  if (host == host_.end()) return no_buffer(name);
+  return host->second.descriptor;
+}
+
+Status Buffers::read(const std::string& name, void* values, size_t bytes) const {
+  std::lock_guard<std::mutex> lock(store_->mutex());
+  if (const StateSlot* slot = store_->find(name)) return store_->read(*slot, values, bytes);
+  const auto host = host_.find(name);
+  if (host == host_.end()) return no_buffer(name);
+  ETQNN_TRY(check_size(host->second.descriptor, bytes));
+  std::memcpy(values, host->second.address, bytes);
+  return {};
+}
+
+Status Buffers::write(const std::string& name, const void* values, size_t bytes) {
+  std::lock_guard<std::mutex> lock(store_->mutex());
+  if (StateSlot* slot = store_->find(name)) return store_->write(*slot, values, bytes);
+  const auto host = host_.find(name);
+  if (host == host_.end()) return no_buffer(name);
+  ETQNN_TRY(check_size(host->second.descriptor, bytes));
+  std::memcpy(host->second.address, values, bytes);
+  return {};
+}
+
+std::vector<StateRecord> Buffers::records() const {
+  std::vector<StateRecord> records;
+  for (const auto& entry : store_->slots()) {
+    records.push_back({entry.second->descriptor(), entry.second->front()});
+  }
+  for (const auto& entry : host_)
+    records.push_back({entry.second.descriptor, entry.second.address});
+  return records;
+}
+
+Status Buffers::save(const std::string& path, const Digest& program) const {
+  std::lock_guard<std::mutex> lock(store_->mutex());
+  return write_state_file(path, program, records());
+}
+
+Status Buffers::load(const std::string& path, const Digest& program) {
+  std::lock_guard<std::mutex> lock(store_->mutex());
+  return read_state_file(path, program, records());
+}
+
+}  // namespace executorch_qnn
