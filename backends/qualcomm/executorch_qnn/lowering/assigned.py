@@ -62,12 +62,12 @@ def assignments_written_back(module: nn.Module) -> Iterator[None]:
             old.copy_(new)
         return returned
 
-    module.forward = with_copies  # type: ignore[method-assign]
+    module.forward = with_copies
     try:
         yield
     finally:
         if had_own:
-            module.forward = forward  # type: ignore[method-assign]
+            module.forward = forward
         else:
             del module.forward
 
@@ -84,11 +84,11 @@ def _plain_assignment() -> Iterator[None]:
         else:
             original(self, name, value)
 
-    nn.Module.__setattr__ = assign
+    nn.Module.__setattr__ = assign  # type: ignore[method-assign]
     try:
         yield
     finally:
-        nn.Module.__setattr__ = original
+        nn.Module.__setattr__ = original  # type: ignore[method-assign]
 
 
 def _check(fqn: str, old: Tensor, new: Tensor | None) -> None:
