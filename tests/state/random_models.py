@@ -2,8 +2,8 @@
 """Random small models with mutable buffers, as Python source.
 
 A model is the text of a module with a class `Core`, whose methods read and write its buffers, and
-a table `INPUTS` of what each method is called with.  `replay` runs such a text; a failure is a
-file that can be read, edited and run again:
+tables of what each method is called with and of how it is lowered.  `replay` runs such a text; a
+failure is a file that can be read, edited and run again:
 
     python -m tests.state.replay FILE.py
 
@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from hypothesis import strategies as st
+
 T = TypeVar("T")
 Shape = tuple[int, ...]
 
@@ -26,6 +28,10 @@ FLOAT, INT64, INT32, BOOL = "float32", "int64", "int32", "bool"
 _SHAPES: tuple[Shape, ...] = (
     (4,), (3, 4), (), (1,), (1, 5, 4), (2, 6, 3), (1, 2, 4, 3), (2, 2, 3, 4), (7,), (1, 1), (5, 1),
     (33,), (2, 40), (1, 8, 2, 16), (1, 1, 9), (3, 1, 2, 5),
+)  # fmt: skip
+
+_LOWERINGS: tuple[dict[str, object], ...] = (
+    {}, {}, {"state_update": "delta"}, {"state_update": "scatter"}, {"in_place": False},
 )  # fmt: skip
 
 _OWNERS = {"inner": "nn.Module()", "items": "nn.ModuleList([nn.Module(), nn.Module()])"}
@@ -73,17 +79,6 @@ class Value:
 
 
 @dataclass
-class Model:
-    """A generated model.
-
-    Attributes:
-        source: its text.
-    """
-
-    source: str
-
-
-@dataclass
 class _Method:
     name: str
     inputs: list[tuple[object, ...]] = field(default_factory=list)
@@ -92,9 +87,23 @@ class _Method:
     fresh: int = 0
 
 
-def generate(choose: Chooser) -> Model:
-    """A random model."""
+def generate(choose: Chooser) -> str:
+    """The source of a random model."""
     return _Generator(choose).run()
+
+
+class _Drawn:
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
+
+    def upto(self, n: int) -> int:
+        return self.draw(st.integers(0, n))
+
+
+@st.composite
+def models(draw: st.DrawFn) -> str:
+    """The source of a random model; it shrinks to few buffers, statements and methods."""
+    return generate(_Drawn(draw))
 
 
 class _Generator:
@@ -118,7 +127,7 @@ class _Generator:
 
     # -- the model -----------------------------------------------------------------------------
 
-    def run(self) -> Model:
+    def run(self) -> str:
         shapes = [self.one(_SHAPES) for _ in range(1 + self.upto(2))]
         lines = self._make_buffers(shapes)
         self.islands = self.maybe(40)
@@ -137,16 +146,18 @@ class _Generator:
             arguments = "".join(f", x{i}" for i in range(len(m.inputs)))
             text.append(f"\n    def {m.name}(self{arguments}):\n")
             text += [f"        {line}\n" for line in m.lines]
-        text.append(
-            f"\n\nWRAPPED = {wrapped}  # the methods see `core.b0` instead of `b0`\nINPUTS = {{\n"
-        )
+        text.append(f"\n\nWRAPPED = {wrapped}  # the methods see `core.b0` instead of `b0`\n")
+        text.append(f"LOWERING = {self.one(_LOWERINGS)}\n")
+        text.append("INPUTS = {\n")
         text += [f'    "{m.name}": {m.inputs},\n' for m in methods]
         text.append("}\n")
-        return Model("".join(text))
+        return "".join(text)
 
     def _make_buffers(self, shapes: list[Shape]) -> list[str]:
         lines = []
-        for i in range(1 + self.one((0, 1, 1, 2, 2, 3, 4, 5))):
+        for i in range(6):
+            if i and not self.maybe(65):
+                break
             dtype = self.one((FLOAT, FLOAT, FLOAT, FLOAT, INT64, INT32, BOOL))
             shape = self.one(shapes)
             where = self.one(("", "", "", "inner.", f"items[{self.upto(1)}]."))

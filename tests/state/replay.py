@@ -29,6 +29,10 @@ class WrongValue(AssertionError):
     """The program does not do what eager does."""
 
 
+class Invalid(Exception):
+    """Not even eager runs the model."""
+
+
 class Method(nn.Module):
     """One method of a core."""
 
@@ -118,6 +122,7 @@ def replay(
         options: for `lower`.
 
     Raises:
+        Invalid: the model does not run in eager.
         WrongValue: an output or a buffer is not what eager has.
         QnnError: the model cannot be lowered or run.
     """
@@ -134,8 +139,12 @@ def replay(
         name: core if name == "forward" and not text["WRAPPED"] else wrapped[name] for name in specs
     }
     examples = {name: tuple(make_input(s, g) for s in of) for name, of in specs.items()}
+    _try_in_eager(start, specs)
     program = qnn.lower(
-        {name: (modules[name], examples[name]) for name in specs}, target="SM8650", **options
+        {name: (modules[name], examples[name]) for name in specs},
+        target="SM8650",
+        **text.get("LOWERING", {}),
+        **options,
     )
     path = folder / "model.pte"
     program.save(path)
@@ -169,6 +178,16 @@ def replay(
         log.append(method)
         _compare(session, eager, method, [make_input(s, g) for s in specs[method]], log)
     return program
+
+
+def _try_in_eager(core: nn.Module, specs: dict[str, Sequence[Any]]) -> None:
+    core, g = copy.deepcopy(core), torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for name, of in specs.items():
+                getattr(core, name)(*(make_input(s, g) for s in of))
+    except RuntimeError as e:  # for example a copy between overlapping views
+        raise Invalid(str(e)) from None
 
 
 def _compare(
@@ -209,8 +228,6 @@ def _check(got: Tensor, want: Tensor, noise: float, where: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Replays the model in a file.")
     parser.add_argument("file", type=Path)
-    parser.add_argument("--state-update", default="auto")
-    parser.add_argument("--two-regions", action="store_true", help="bind no state in place")
     parser.add_argument("--qnn-libraries")
     parser.add_argument("--calls", type=int, default=CALLS)
     args = parser.parse_args()
@@ -219,8 +236,6 @@ def main() -> None:
             args.file.read_text(),
             Path(folder),
             calls=args.calls,
-            state_update=args.state_update,
-            in_place=not args.two_regions,
             qnn_libraries=args.qnn_libraries,
         )
     print(program.report.to_text())
