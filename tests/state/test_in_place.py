@@ -84,6 +84,7 @@ def test_one_address_equals_two(case: Case, tmp_path: Path, qnn_libraries: str) 
             target="SM8650",
             qnn_libraries=qnn_libraries,
             in_place=in_place,
+            state_update="scatter",
         )
         bindings = [s.binding for s in program.report.methods["forward"].state]
         if in_place and case.binding:

@@ -198,7 +198,7 @@ TEST(a_position_outside_of_the_buffer_is_refused_and_no_row_is_placed) {
   for (const int32_t wrong : {5, -1, INT32_MAX, INT32_MIN}) {
     RowCall call({1, 2, 3, 4, 5, 6, 7, 8}, {3, wrong});
     CHECK(delegate.execute(call.args) != et::Error::Ok);
-    CHECK(take_failure().message.find("position " + std::to_string(wrong)) != std::string::npos);
+    CHECK(take_failure().message().find("position " + std::to_string(wrong)) != std::string::npos);
     CHECK(values(*store, "k") == std::vector<int32_t>(10));
     CHECK(values(*store, "v") == std::vector<int32_t>(10));
   }
