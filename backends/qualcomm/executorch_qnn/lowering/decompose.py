@@ -57,8 +57,10 @@ def rename_inputs(ep: ExportedProgram) -> None:
     """Renames placeholders that are called like a Python builtin (`input`, `id`, `sum`, ...).
 
     torch.export takes them over from `forward`, but torch.fx gives a node of a copied graph another
-    name, which the copied signature then does not know.
+    name, which the copied signature then does not know.  It also names nodes behind the back of
+    the graph, which would give their names to new nodes once more: the graph is told here.
     """
+    ep.graph._graph_namespace._used_names.update(n.name for n in ep.graph.nodes)
     names = {
         n.name: f"{n.name}_arg"
         for n in ep.graph.nodes
