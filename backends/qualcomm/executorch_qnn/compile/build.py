@@ -427,6 +427,17 @@ class _PartitionBuilder:
             return value
         return self.b.reshape(value, (value.numel // _TILE_COLUMNS, _TILE_COLUMNS))
 
+    def _computed(self, value: Value) -> Value:
+        """A constant as the result of an op, which is all that a graph can put out."""
+        b = self.b
+        given = next(iter(b.graph.of_kind(Kind.INPUT)), None)
+        if given is None:
+            raise LoweringError(f"graph {b.graph.name} has no input: QNN executes no such graph")
+        source = b.value_of(given)
+        one = b.cast(b.slice(b.reshape(source, (source.numel,)), 0, 0, 1), value.dtype)
+        both = b.concat([b.reshape(value, (value.numel,)), one], 0)
+        return b.reshape(b.slice(both, 0, 0, value.numel), value.shape)
+
     def _wide(self, value: Value) -> Value:
         """`value` with a longer last axis than it was computed with, if its elements allow it.
 
@@ -441,7 +452,7 @@ class _PartitionBuilder:
         """`value` in an output tensor of its own."""
         b = self.b
         if value.is_const:
-            raise LoweringError(f"{name} of graph {b.graph.name} is a constant, not a result")
+            value = self._computed(value)
         source = b.tensor(value)
         if source.dtype is dtype and source.kind is Kind.NATIVE and id(source) not in taken:
             source.kind = Kind.OUTPUT
