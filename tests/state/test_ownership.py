@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import executorch_qnn as qnn
+from executorch_qnn.aliasing.updates import sort
 
 from .models import Model, _noise
 
@@ -75,7 +76,7 @@ def assert_close(got: Any, want: Any, where: str) -> None:
             w,
             rtol=4e-3,
             atol=8e-3,
-            msg=lambda m: f"{where}: {m}",  # noqa: B023
+            msg=lambda m: f"{where}: {m}",
         )
 
 
@@ -116,6 +117,14 @@ def read_beside(s: Model, x: Tensor) -> Tensor:
     late = cpu(torch.tanh(x)) * 0.25 + s.a
     s.a.mul_(0.5).add_(x)
     return late
+
+
+def read_unrelated(s: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The reader and the writer have nothing to do with each other but the buffer."""
+    new = cpu(x) * 0.25
+    y = cpu(s.a * 0.5) + 1.0
+    s.a.copy_(new)
+    return y, new
 
 
 def read_after(s: Model, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,6 +196,7 @@ def chain(s: Model, x: Tensor) -> Tensor:
     [
         read_then_written,
         read_beside,
+        read_unrelated,
         read_after,
         written_only_by_itself,
         crossed,
@@ -205,3 +215,217 @@ def test_a_buffer_in_several_partitions_is_one_slot(
     assert len(program.report.methods["forward"].delegates) > 1
     assert {owner for owner, _ in owners(program).values()} == {"delegate"}
     assert program.executorch.buffer.count(b"a_copy") == 0
+
+
+def test_the_report_names_who_reads_and_who_writes(check: Check) -> None:
+    program = check.forward(Model(read_unrelated, a=RAMP), *steps(3, 4))
+    assert owners(program) == {"a": ("delegate", "write_only")}
+    read, written = program.delegates["forward"][:2]
+    assert reason(program, "a").startswith(
+        f"written by {written.graph}, read before that by {read.graph}; "
+    )
+    assert [s.binding.name for s in (*read.states, *written.states)] == ["READ_ONLY", "WRITE_ONLY"]
+
+
+def test_an_order_that_contradicts_the_data_is_found() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    a = graph.call_function(torch.relu, (x,))
+    b = graph.call_function(torch.relu, (x,))
+    c = graph.call_function(torch.relu, (b,))
+    graph.output((a, c))
+    sort(graph, {c: [a]})
+    assert [n.name for n in graph.nodes] == [x.name, b.name, c.name, a.name, "output"]
+    with pytest.raises(AssertionError, match="contradicts"):
+        sort(graph, {c: [b]})
+
+
+# -- one method, and the CPU ----------------------------------------------------------------------
+
+
+def read_on_cpu(s: Model, x: Tensor) -> Tensor:
+    y = cpu(s.a) * 0.5
+    s.a.mul_(0.5).add_(x)
+    return y + s.a
+
+
+def made_on_cpu(s: Model, x: Tensor) -> Tensor:
+    y = s.a * 0.5
+    s.a.copy_(cpu(torch.tanh(x)))
+    return y + s.b
+
+
+@pytest.mark.parametrize("update", [read_on_cpu, made_on_cpu])
+def test_what_the_cpu_touches_in_a_single_method_is_the_hosts(
+    update: Callable[..., Any], check: Check
+) -> None:
+    program = check.forward(Model(update, a=RAMP, b=RAMP), *steps(3, 4))
+    assert owners(program)["a"] == ("host", "")
+    assert "cosh" in reason(program, "a")
+    assert {op.op for op in program.report.methods["forward"].cpu_ops} == {"aten.cosh.default"}
+
+
+def new_value_used_on_cpu(s: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+    s.a.add_(torch.tanh(x))
+    return cpu(s.a * 0.5) + s.a, s.a.mean()
+
+
+def test_a_new_value_on_the_cpu_is_an_ordinary_result(check: Check) -> None:
+    program = check.forward(Model(new_value_used_on_cpu, a=RAMP), *steps(3, 4))
+    assert owners(program) == {"a": ("delegate", "in_place")}
+
+
+# -- several methods ------------------------------------------------------------------------------
+
+
+def accumulate(s: Model, x: Tensor) -> Tensor:
+    s.a.mul_(0.5).add_(x)
+    return s.a * 1.0
+
+
+def untouched(s: Model, x: Tensor) -> Tensor:
+    return x + 1.0
+
+
+def peek(s: Model, x: Tensor) -> Tensor:
+    return s.a + x
+
+
+def returned(s: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+    return s.a, x * 2.0
+
+
+def zeroed(s: Model, x: Tensor) -> Tensor:
+    s.a.zero_()
+    return x * 1.0
+
+
+def filled(s: Model, x: Tensor) -> Tensor:
+    old = s.a * 1.0
+    s.a.fill_(0.5)
+    s.n.fill_(3)
+    return old
+
+
+def replaced(s: Model, x: Tensor) -> Tensor:
+    s.a.copy_(x)
+    return x
+
+
+def only_stored(s: Model, x: Tensor) -> Tensor:
+    """Nothing that the NPU computes is returned."""
+    s.a.copy_(x * 0.5)
+    return x
+
+
+def rolled(s: Model, x: Tensor) -> Tensor:
+    s.a.copy_(torch.roll(s.a, 1, 0) + x)
+    return s.a * 1.0
+
+
+def counted(s: Model, x: Tensor) -> Tensor:
+    s.n.add_(1)
+    return x * s.n + s.a
+
+
+def cpu_reads(s: Model, x: Tensor) -> Tensor:
+    return cpu(s.a * 1.0) + cpu(s.a) * 0.5
+
+
+def cpu_only_reads(s: Model, x: Tensor) -> Tensor:
+    return cpu(s.a)
+
+
+def cpu_makes(s: Model, x: Tensor) -> Tensor:
+    s.a.copy_(cpu(torch.tanh(x)))
+    return x * 1.0
+
+
+def cpu_reads_and_makes(s: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+    old = s.a.clone()
+    y = cpu(s.a * 1.0 + x) * 0.1
+    s.a.copy_(cpu(torch.tanh(y)))
+    return cpu(old) + old, y * s.a
+
+
+def views(*updates: Callable[..., Any], **buffers: Tensor) -> Methods:
+    """One module's buffers under several methods, each named after its function."""
+    methods: Methods = {}
+    first = Model(updates[0], **buffers).eval()
+    for update in updates:
+        model = Model(update, **buffers).eval()
+        model._buffers = first._buffers
+        methods[update.__name__] = (model, (torch.ones(3, 4),))
+    return methods
+
+
+STATE = {"a": RAMP, "n": torch.tensor([1], dtype=torch.int64)}
+
+
+@pytest.mark.parametrize(
+    "updates",
+    [
+        (accumulate, untouched),
+        (accumulate, peek, returned),
+        (accumulate, zeroed, peek),
+        (accumulate, filled, counted),
+        (accumulate, replaced, only_stored),
+        (rolled, peek, returned, read_after),
+        (read_beside, accumulate, written_only_by_itself),
+    ],
+    ids=lambda updates: "-".join(u.__name__ for u in updates),
+)
+def test_methods_share_what_delegates_own(
+    updates: Sequence[Callable[..., Any]], check: Check
+) -> None:
+    program = check(views(*updates, **STATE), turns(updates))
+    for name in program.report.methods:
+        assert {owner for owner, _ in owners(program, name).values()} <= {"delegate"}
+
+
+@pytest.mark.parametrize(
+    "updates",
+    [
+        (accumulate, cpu_reads),
+        (accumulate, cpu_only_reads),
+        (accumulate, cpu_makes, peek),
+        (accumulate, cpu_reads_and_makes, zeroed),
+        (cpu_makes, cpu_only_reads),
+        (read_on_cpu, cpu_reads_and_makes, rolled),
+    ],
+    ids=lambda updates: "-".join(u.__name__ for u in updates),
+)
+def test_methods_share_what_the_cpu_touches_too(
+    updates: Sequence[Callable[..., Any]], check: Check
+) -> None:
+    program = check(views(*updates, **STATE), turns(updates))
+    for update in updates:
+        assert owners(program, update.__name__)["a"][0] == "delegate"
+        if "cpu" in update.__name__:
+            assert "copied between its slot and the CPU" in reason(program, "a", update.__name__)
+            assert "cosh" in reason(program, "a", update.__name__)
+
+
+def turns(updates: Sequence[Callable[..., Any]]) -> Calls:
+    """Every method after every other, on new inputs each time."""
+    names = [u.__name__ for u in updates]
+    order = [n for a in names for b in names for n in (a, b)]
+    return [(name, (_noise(i, 3, 4),)) for i, name in enumerate(order)]
+
+
+def test_a_shared_buffer_that_qnn_cannot_hold_is_refused(qnn_libraries: str) -> None:
+    def mark(s: Model, x: Tensor) -> Tensor:
+        s.m.add_(1)
+        return x * 2.0
+
+    def show(s: Model, x: Tensor) -> Tensor:
+        return x + s.m
+
+    with pytest.raises(qnn.LoweringError) as e:
+        qnn.lower(
+            views(mark, show, m=torch.zeros(3, 4, dtype=torch.uint8)),
+            target="SM8650",
+            qnn_libraries=qnn_libraries,
+        )
+    for word in ("'m'", "uint8", "'mark'", "'show'", "Keep it in a type that QNN holds"):
+        assert word in str(e.value)

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which mutable buffers of a program's methods are one slot."""
+"""Which mutable buffers of a program's methods are one slot: identity of names and of memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 
 from ..errors import LoweringError
+
+Name = TypeVar("Name")
 
 
 def mutated_buffers(ep: ExportedProgram) -> set[str]:
@@ -37,7 +41,8 @@ def state_slots(programs: Mapping[str, ExportedProgram]) -> dict[str, dict[str, 
     is state if any method writes it, also for methods that only read it.
 
     Raises:
-        LoweringError: buffers of one slot differ in shape, type or registered value.
+        LoweringError: buffers of one slot differ in shape, type or registered value, or some other
+            tensor of the model lies in a part of a slot's memory.
     """
     buffers = {
         (method, spec.target): buffer(ep, spec.target)
@@ -49,7 +54,7 @@ def state_slots(programs: Mapping[str, ExportedProgram]) -> dict[str, dict[str, 
     slot_of_tensor: dict[object, str] = {}
     members: dict[str, list[tuple[str, str]]] = {}
     for (method, fqn), tensor in buffers.items():
-        key = _identity(tensor)
+        key = identity(tensor)
         slot = slot_of_name.get(fqn) or slot_of_tensor.get(key) or fqn
         slot_of_name.setdefault(fqn, slot)
         slot_of_tensor.setdefault(key, slot)
@@ -61,14 +66,63 @@ def state_slots(programs: Mapping[str, ExportedProgram]) -> dict[str, dict[str, 
             _check(slot, {name: buffers[name] for name in names})
             for method, fqn in names:
                 slots[method][fqn] = slot
+    for (m, a), (n, b) in overlaps(
+        {(m, s.target or ""): t for m, ep in programs.items() for s, t in tensors(ep)}
+    ):
+        one, other = slots[m].get(a), slots[n].get(b)
+        if one != other:
+            raise LoweringError(overlap_message(a, b))
     return slots
 
 
-def _identity(tensor: torch.Tensor) -> object:
+def tensors(ep: ExportedProgram) -> list[tuple[InputSpec, torch.Tensor]]:
+    """The parameters, buffers and constants of a program."""
+    found = []
+    for spec in ep.graph_signature.input_specs:
+        tensor = ep.state_dict.get(spec.target or "")
+        tensor = ep.constants.get(spec.target or "") if tensor is None else tensor
+        if isinstance(tensor, torch.Tensor):
+            found.append((spec, tensor))
+    return found
+
+
+def overlaps(named: Mapping[Name, torch.Tensor]) -> Iterator[tuple[Name, Name]]:
+    """Pairs of names whose tensors have memory in common, all of it or a part."""
+    by_storage: dict[int, list[Name]] = {}
+    for name, tensor in named.items():
+        if tensor.numel() and (address := _storage(tensor)):
+            by_storage.setdefault(address, []).append(name)
+    for group in by_storage.values():
+        for a, b in itertools.combinations(group, 2):
+            (start, end), (other_start, other_end) = _bytes(named[a]), _bytes(named[b])
+            if start < other_end and other_start < end:
+                yield a, b
+
+
+def overlap_message(a: str, b: str) -> str:
+    return (
+        f"{a!r} and {b!r} share memory, and one of them is written: that cannot be kept in a "
+        "program; register one of them and make the other in forward, as a view"
+    )
+
+
+def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte and the one behind the last, in the tensor's storage."""
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    start = int(tensor.storage_offset())
+    return start * tensor.itemsize, (start + last + 1) * tensor.itemsize
+
+
+def _storage(tensor: torch.Tensor) -> int:
     try:
-        address = tensor.untyped_storage().data_ptr() or id(tensor)
+        return tensor.untyped_storage().data_ptr()
     except RuntimeError:  # a fake tensor
-        address = id(tensor)
+        return 0
+
+
+def identity(tensor: torch.Tensor) -> object:
+    """Equal for tensors that are one: the same elements at the same place."""
+    address = _storage(tensor) or id(tensor)
     return address, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
@@ -82,7 +136,7 @@ def _check(slot: str, tensors: Mapping[tuple[str, str], torch.Tensor]) -> None:
                 f"{list(reference.shape)} and {tensor.dtype}{list(tensor.shape)}; give the buffers "
                 "different names if they are not one state"
             )
-        if _identity(tensor) != _identity(reference) and not torch.equal(tensor, reference):
+        if identity(tensor) != identity(reference) and not torch.equal(tensor, reference):
             raise LoweringError(
                 f"{where} are one state slot ({slot}) but are registered with different values; "
                 "give the buffers different names if they are not one state"

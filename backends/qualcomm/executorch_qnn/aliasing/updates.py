@@ -82,8 +82,11 @@ def guard_updates(
     """
     graph = ep.graph_module.graph
     output = graph.output_node()
-    returned: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     old = {u.fqn: u.old for u in updates(ep, states)}
+    for i, spec in enumerate(ep.graph_signature.output_specs):
+        if spec.kind is OutputKind.BUFFER_MUTATION:
+            _bypass_clones(output, i)
+    returned: list[Any] = list(output.args[0])
     for i, (arg, spec) in enumerate(zip(returned, ep.graph_signature.output_specs, strict=True)):
         update = spec.kind is OutputKind.BUFFER_MUTATION
         if not isinstance(arg, torch.fx.Node) or not (update or arg in old.values()):
@@ -94,7 +97,7 @@ def guard_updates(
                 never.meta["val"] = arg.meta["val"].new_empty((), dtype=torch.bool)
                 before = old[spec.target or ""]
                 returned[i] = graph.call_function(aten.where.self, (never, before, arg))
-            elif arg.target is not aten.clone.default or len(arg.users) + returned.count(arg) > 2:
+            else:
                 returned[i] = graph.call_function(aten.clone.default, (arg,))
         _mark(returned[i], arg)
     output.args = (tuple(returned),)
@@ -182,6 +185,15 @@ def refresh_outputs(ep: ExportedProgram) -> None:
     for arg, spec in zip(returned, ep.graph_signature.output_specs, strict=True):
         if isinstance(arg, torch.fx.Node) and hasattr(spec.arg, "name"):
             spec.arg.name = arg.name
+
+
+def _bypass_clones(output: torch.fx.Node, index: int) -> None:
+    """Takes clones out of the way of an update, so that what makes the value is in sight."""
+    returned: Any = output.args[0]
+    while (clone := returned[index]).target is aten.clone.default:
+        clone.replace_all_uses_with(clone.args[0], propagate_meta=False)
+        clone.graph.erase_node(clone)
+        returned = output.args[0]
 
 
 def _mark(guard: torch.fx.Node, source: torch.fx.Node) -> None:

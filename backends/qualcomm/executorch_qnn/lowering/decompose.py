@@ -11,17 +11,22 @@ from __future__ import annotations
 import builtins
 import functools
 import keyword
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from ..aliasing.slots import overlap_message, overlaps, tensors
+from ..aliasing.updates import refresh_outputs
 from ..errors import LoweringError
+from .inputs import one_input_each
+
+aten = torch.ops.aten
 
 
 @functools.cache
@@ -42,15 +47,81 @@ def functionalise(ep: ExportedProgram, keep: Iterable[OpOverload]) -> ExportedPr
     """
     kept = set(keep)
     table = {op: fn for op, fn in decompositions().items() if op not in kept}
+    one_input_each(ep)
+    _copy_clones(ep.graph)
     try:
         functional: ExportedProgram = ep.run_decompositions(table)
     except Exception as e:
+        named = {s.target or "": t for s, t in tensors(ep)}
+        for a, b in overlaps(named):
+            raise LoweringError(overlap_message(a, b)) from e
         raise LoweringError(f"torch cannot make the program functional: {e}") from e
     for node in list(functional.graph.nodes):
-        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+        if node.target is aten._assert_tensor_metadata.default:
             functional.graph.erase_node(node)  # it checked what export has checked
+        elif rewrite := _REWRITES.get(node.target):
+            rewrite(node)
+    refresh_outputs(functional)
+    _written_parameters(functional)
     functional.graph_module.recompile()
     return functional
+
+
+def _copy_clones(graph: torch.fx.Graph) -> None:
+    """Makes each `copy_` copy a node of its own.
+
+    Otherwise `b.copy_(n); c.copy_(n)` becomes one new value of two buffers, which torch's signature
+    cannot express: it maps each output to one buffer.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        source = node.args[1]
+        with graph.inserting_before(node):
+            clone = graph.call_function(aten.clone.default, (source,))
+        clone.meta = {k: v for k, v in source.meta.items() if k == "val" or k in _PROVENANCE}
+        node.args = (node.args[0], clone, *node.args[2:])
+
+
+def _full_like(node: torch.fx.Node) -> None:
+    """`full_like(x, v)` is `full(shape, v)`: a constant, which depends on no input."""
+    value = node.meta["val"]
+    args = (list(value.shape), node.args[1])
+    _replace(node, aten.full.default, args, {"dtype": value.dtype})
+
+
+def _copy(node: torch.fx.Node) -> None:
+    """`copy(x, y)` is `y` in the shape and type of `x`."""
+    value, source = node.meta["val"], node.args[1]
+    assert isinstance(source, torch.fx.Node)
+    with node.graph.inserting_before(node):
+        cast = node.graph.call_function(aten._to_copy.default, (source,), {"dtype": value.dtype})
+    cast.meta = {**source.meta, "val": source.meta["val"].to(value.dtype)}
+    _replace(node, aten.expand.default, (cast, list(value.shape)), {})
+
+
+def _replace(node: torch.fx.Node, op: OpOverload, args: Any, kwargs: dict[str, Any]) -> None:
+    with node.graph.inserting_before(node):
+        new = node.graph.call_function(op, args, kwargs)
+    new.meta = node.meta
+    node.replace_all_uses_with(new, propagate_meta=False)
+    node.graph.erase_node(node)
+
+
+_REWRITES: dict[Any, Callable[[torch.fx.Node], None]] = {
+    aten.full_like.default: _full_like,
+    aten.copy.default: _copy,
+}
+
+
+def _written_parameters(ep: ExportedProgram) -> None:
+    """A parameter that the model writes is a buffer to everything that follows."""
+    written = [
+        s for s in ep.graph_signature.output_specs if s.kind is OutputKind.PARAMETER_MUTATION
+    ]
+    for spec in written:
+        spec.kind = OutputKind.BUFFER_MUTATION
+    for spec in ep.graph_signature.input_specs:
+        if spec.kind is InputKind.PARAMETER and spec.target in {s.target for s in written}:
+            spec.kind, spec.persistent = InputKind.BUFFER, True
 
 
 def rename_inputs(ep: ExportedProgram) -> None:

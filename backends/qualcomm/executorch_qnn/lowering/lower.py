@@ -59,6 +59,7 @@ def lower(
     dynamic_shapes: Any = None,
     fallback: str = "cpu",
     state_update: str = "auto",
+    state_dtype: Mapping[str, torch.dtype] | None = None,
     constant_methods: Mapping[str, Any] | None = None,
     qnn_libraries: str | os.PathLike[str] | None = None,
     in_place: bool = True,
@@ -75,6 +76,9 @@ def lower(
         state_update: how caches are updated that are written in rows at positions given at run
             time: `"scatter"` writes the whole buffer, in place where that is sound; `"delta"` puts
             out the new rows only, and the runtime places them; `"auto"` does what writes less.
+        state_dtype: buffer to `torch.float16` or `torch.float32`, the type that it is held in.
+            Floats that the model adds up over many calls are held in fp32, all others in fp16 as
+            HTP computes; see `compile.precision` for the rule, and the report for what it did.
         constant_methods: methods of the program that return a constant.
         qnn_libraries: folder of the QNN libraries; searched for when `None`.
         in_place: bind state in place where that is sound; `False` gives each buffer two regions.
@@ -93,10 +97,16 @@ def lower(
         )
     if state_update not in ("auto", "delta", "scatter"):
         raise ValueError(f"state_update is 'auto', 'delta' or 'scatter', not {state_update!r}")
+    state_dtype = dict(state_dtype or {})
+    for fqn, dtype in state_dtype.items():
+        if dtype not in (torch.float16, torch.float32):
+            raise ValueError(f"state_dtype: {fqn} can be held in float16 or float32, not {dtype}")
     methods = _methods(model, example_inputs)
     stage = _Stages(progress)
     target = target if isinstance(target, Target) else Target(target)
-    lowering = _Lowering(target, qnn_libraries, in_place, state_update, fallback, stage)
+    lowering = _Lowering(
+        target, qnn_libraries, in_place, state_update, state_dtype, fallback, stage
+    )
     with stage("export"):
         exported = {
             name: _export(module, inputs, dynamic_shapes, name)
@@ -203,6 +213,7 @@ class _Lowering:
         qnn_libraries: str | os.PathLike[str] | None,
         in_place: bool,
         state_update: str,
+        state_dtype: Mapping[str, torch.dtype],
         fallback: str,
         stage: _Stages,
     ) -> None:
@@ -210,6 +221,7 @@ class _Lowering:
         self.qnn_libraries = qnn_libraries
         self.in_place = in_place
         self.state_update = state_update
+        self.state_dtype = state_dtype
         self.fallback = fallback
         self.stage = stage
         self.kept = {op for op, row in table().items() if row.keep}
@@ -232,9 +244,16 @@ class _Lowering:
                 qnn_libraries=self.qnn_libraries,
                 in_place=self.in_place,
                 state_update=self.state_update,
+                state_dtype=self.state_dtype,
             )
             for name in programs
         }
+        known = {slot for of in slots.values() for slot in of.values()}
+        for fqn in self.state_dtype.keys() - known:
+            raise LoweringError(
+                f"state_dtype: there is no mutable buffer {fqn!r}; the model has "
+                f"{', '.join(sorted(known)) or 'none'}"
+            )
         for name, p in partitioners.items():
             p.prefix, p.ordered, p.states = name, True, slots[name]
             p.data = programs[name].state_dict

@@ -68,6 +68,8 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         qnn_libraries: folder of the QNN libraries; searched for when `None`.
         skip: names of nodes, or ATen overloads, that must stay on the CPU.
         in_place, state_update: how state is bound; see `compile.build.build`.
+        state_dtype: slot to `torch.float16` or `torch.float32`, where it is not to be decided by
+            the rule of `compile.precision`.
 
     Raises:
         LibraryNotFound: when it is used and there is no QNN library.
@@ -81,6 +83,7 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         skip: Iterable[str | OpOverload] = (),
         in_place: bool = True,
         state_update: str = "auto",
+        state_dtype: Mapping[str, torch.dtype] | None = None,
     ) -> None:
         super().__init__()
         self.target = target if isinstance(target, Target) else Target(target)
@@ -89,6 +92,7 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
             None if qnn_libraries is None else os.fspath(qnn_libraries),
             in_place,
             state_update,
+            dict(state_dtype or {}),
         )
         self.skip = set(skip)
         self.refused: dict[str, str] = {}
@@ -317,9 +321,10 @@ def _tag_constants(constants: Iterable[torch.fx.Node]) -> None:
     for node in reversed(list(constants)):
         tags = {u.meta.get(TAG) for u in node.users}
         if node.op == "placeholder":
-            # ExecuTorch gives every further partition a copy of a constant placeholder.
+            # ExecuTorch gives every further partition a copy of a constant placeholder, but cannot
+            # give one to the program's outputs.
             tags.discard(None)
-            if tags:
+            if tags and all(u.op != "output" for u in node.users):
                 node.meta[TAG] = min(t for t in tags if t is not None)
         elif len(tags) == 1 and None not in tags:
             node.meta[TAG] = tags.pop()
