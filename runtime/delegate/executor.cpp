@@ -99,14 +99,14 @@ class TensorTable {
 
 namespace {
 
-void add_half(const void* increments, float* to, size_t count) {
+void add_half(const void* increments, float factor, float* to, size_t count) {
   constexpr size_t kChunk = 256;
   float chunk[kChunk];
   const auto* from = static_cast<const uint16_t*>(increments);
   for (size_t at = 0; at < count; at += kChunk) {
     const size_t n = std::min(kChunk, count - at);
     from_half(from + at, chunk, n);
-    for (size_t i = 0; i < n; ++i) to[at + i] += chunk[i];
+    for (size_t i = 0; i < n; ++i) to[at + i] += factor * chunk[i];
   }
 }
 
@@ -198,6 +198,7 @@ Status Executor::build_states(const Payload& payload, const std::vector<StateSlo
     State bound;
     bound.slot = slots[i];
     bound.binding = state.binding;
+    bound.factor = 1 / state.scale;
     if (!state.input.empty()) {
       ETQNN_ASSIGN(bound.input,
                    inputs.take(state.input, state.npu_type, npu_dims(d.dims), d.encoding));
@@ -281,7 +282,7 @@ Status Executor::update_states() {
     auto* slot = static_cast<float*>(state.slot->front());
     const size_t elements = state.slot->descriptor().elements();
     if (state.binding == StateBinding::kAccumulate) {
-      add_half(state.output_copy, slot, elements);
+      add_half(state.output_copy, state.factor, slot, elements);
     } else {
       to_host(Conversion::kFloat32Half, state.output_copy, slot, elements, sizeof(uint16_t));
     }

@@ -57,6 +57,7 @@ class Executor {
     // What the tensors are bound to if the slot is wider than the graph.
     void* input_copy = nullptr;
     void* output_copy = nullptr;
+    float factor = 1;  // of what is added
   };
 
   // Rows that a graph puts out, and where they go.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "delegate/payload.h"
 
+#include <cmath>
 #include <cstring>
 #include <set>
 
@@ -117,6 +118,9 @@ class Parser {
     const auto initial = in_.number<uint32_t>();
     if (initial == kNamedData) state.initial_key = in_.text();
     if (binding == static_cast<uint32_t>(StateBinding::kDelta)) read(state.rows);
+    if (binding == static_cast<uint32_t>(StateBinding::kAccumulate)) {
+      state.scale = in_.number<float>();
+    }
     if (!in_.ok()) return damaged("it ends too early");
     if (initial > kNamedData) return newer("initial value " + std::to_string(initial));
     if (binding > static_cast<uint32_t>(StateBinding::kCopied)) {
@@ -169,7 +173,7 @@ class Parser {
                *elements == d.elements();
       }
       case StateBinding::kAccumulate:
-        return writes && converted;
+        return writes && converted && std::isnormal(state.scale);
       case StateBinding::kCopied:
         return reads && writes && converted;
     }

@@ -45,7 +45,8 @@ struct PayloadState {
   std::string input;         // the graph's name for reading it; empty: it does not
   std::string output;        // for writing it
   StateBinding binding{};
-  PayloadRows rows;         // with kDelta
+  PayloadRows rows;  // with kDelta
+  float scale = 1;   // with kAccumulate: the graph puts out so many times what is to be added
   std::string initial_key;  // in the named data; empty: zeros
 };
 

@@ -48,6 +48,7 @@ def state_entries(binding: Binding) -> st.SearchStrategy[StateEntry]:
         names,
         encodings,
         rows if binding is Binding.DELTA else st.none(),
+        st.floats(0.5, 8, width=32) if binding is Binding.ACCUMULATE else st.just(1.0),
     )
 
 

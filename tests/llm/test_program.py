@@ -53,7 +53,7 @@ def assert_all_on_the_npu(program: qnn.Program, layers: int) -> None:
     assert sorted(s.fqn for s in method.state) == sorted(
         f"layers.{i}.self_attn.{cache}" for i in range(layers) for cache in ("k_cache", "v_cache")
     )
-    assert {(s.owner, s.binding) for s in method.state} == {("delegate", "delta")}
+    assert {(s.owner, s.binding) for s in method.state} == {("delegate", "in_place")}
 
 
 @pytest.mark.parametrize(

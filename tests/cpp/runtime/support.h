@@ -99,6 +99,7 @@ inline Bytes body(const Payload& p) {
       w.text(s.rows.positions).number(s.rows.offset).u32(s.rows.outer).u32(s.rows.length);
       w.u32(s.rows.row).u32(s.rows.count);
     }
+    if (s.binding == StateBinding::kAccumulate) w.number(s.scale);
   }
   return w.bytes;
 }

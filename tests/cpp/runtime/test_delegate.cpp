@@ -205,11 +205,12 @@ TEST(a_position_outside_of_the_buffer_is_refused_and_no_row_is_placed) {
 }
 
 TEST(a_slot_wider_than_the_graph_takes_what_is_added) {
-  PayloadState s = state("m", StateBinding::kAccumulate, {3}, ScalarType::kFloat32,
-                         abi::DataType::kFloat32);
+  PayloadState s =
+      state("m", StateBinding::kAccumulate, {3}, ScalarType::kFloat32, abi::DataType::kFloat32);
   s.npu_type = abi::DataType::kFloat16;
-  PayloadState copied = state("c", StateBinding::kCopied, {3}, ScalarType::kFloat32,
-                              abi::DataType::kFloat32);
+  s.scale = 4;
+  PayloadState copied =
+      state("c", StateBinding::kCopied, {3}, ScalarType::kFloat32, abi::DataType::kFloat32);
   copied.npu_type = abi::DataType::kFloat16;
   Program program({payload("f", {s, copied}, {}, {})});
   Load load;
@@ -226,7 +227,7 @@ TEST(a_slot_wider_than_the_graph_takes_what_is_added) {
   float m[3], c[3];
   CHECK_OK(store->read(*store->find("m"), m, sizeof m));
   CHECK_OK(store->read(*store->find("c"), c, sizeof c));
-  CHECK(m[0] == 0x1p-20F + 0x1.1p-20F && m[1] == 4096.5F + 4096 && m[2] == 2);
+  CHECK(m[0] == 0x1p-20F + 0x1.1p-22F && m[1] == 4096.5F + 1024 && m[2] == 1.25F);
   CHECK(c[0] == 0x1.1p-20F && c[1] == 4096 && c[2] == 1);
 }
 

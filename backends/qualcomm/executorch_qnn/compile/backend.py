@@ -8,7 +8,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from executorch.exir.tensor import scalar_type_enum
 from torch.export import ExportedProgram
 
 from ..target import Target
-from .build import IO, Built, State, build
+from .build import IO, Built, State, build, wide_slots
 from .compiler import CompileWorker
 from .ir import DType
 from .messages import GraphStats
@@ -42,6 +42,8 @@ class CompileOptions:
         target: name of the SoC; the only part that is stored in the program.
         qnn_libraries: folder of the QNN libraries on this machine.
         in_place, state_update, states: see `compile.build.build`.
+        state_dtype: slot to `torch.float16` or `torch.float32`, where the rule of
+            `compile.precision` is not to decide.
         worker: an open one for this target; a new one is started when `None`.
     """
 
@@ -49,6 +51,7 @@ class CompileOptions:
     qnn_libraries: str | None = None
     in_place: bool = True
     state_update: str = "auto"
+    state_dtype: Mapping[str, torch.dtype] = field(default_factory=dict)
     states: Mapping[str, str] | None = None
     worker: CompileWorker | None = None
 
@@ -117,6 +120,10 @@ class QnnDelegate(BackendDetails):  # type: ignore[misc]
             LibraryNotFound: there is no QNN library.
         """
         options = next(CompileOptions.of(s) for specs in compile_specs.values() for s in specs)
+        wide: set[str] = set()
+        for method, eps in edge_programs.items():
+            for ep, specs in zip(eps, compile_specs[method], strict=True):
+                wide |= wide_slots(ep, CompileOptions.of(specs).states, options.state_dtype)
         built = {
             method: [
                 build(
@@ -125,6 +132,7 @@ class QnnDelegate(BackendDetails):  # type: ignore[misc]
                     states=CompileOptions.of(specs).states,
                     in_place=options.in_place,
                     state_update=options.state_update,
+                    wide=wide,
                 )
                 for i, (ep, specs) in enumerate(zip(eps, compile_specs[method], strict=True))
             ]
@@ -237,6 +245,7 @@ def _state_entry(state: State, store: NamedDataStore) -> StateEntry:
         key,
         state.encoding,
         state.rows,
+        state.scale,
     )
 
 

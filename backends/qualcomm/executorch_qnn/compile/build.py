@@ -16,10 +16,22 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from ..aliasing import buffer, mutated_buffers
 from ..errors import LoweringError
-from ..ops.builder import Builder, Const, Patch, Refused, StorageKey, Value, internal, to_array
+from ..ops.builder import (
+    Builder,
+    Const,
+    Patch,
+    Refused,
+    Shape,
+    StorageKey,
+    Value,
+    internal,
+    to_array,
+)
+from ..ops.elementwise import plus, times
 from ..ops.registry import aten_op, lower_node, metadata
 from .ir import Array, DType, Graph, Kind, Node, ScaleOffset, Tensor
 from .payload import Binding, RowsEntry
+from .precision import Linear, Number, accumulation
 
 # Floats cross the boundary as fp16 and are converted on the host: an in-graph Cast is not exact
 # there (1.0 becomes 1.00000012, inf and NaN become finite garbage), and moves twice the bytes.
@@ -72,10 +84,11 @@ class State:
     initial: Array | None = None
     encoding: ScaleOffset | None = None
     rows: RowsEntry | None = None
+    scale: float = 1.0
 
     @property
     def npu_dtype(self) -> DType:
-        return self.dtype
+        return DType.FLOAT16 if self.dtype is DType.FLOAT32 else self.dtype
 
 
 @dataclass(frozen=True)
@@ -204,6 +217,7 @@ def build(
     states: Mapping[str, str] | None = None,
     in_place: bool = True,
     state_update: str = "auto",
+    wide: Container[str] = (),
 ) -> Built:
     """Builds the graph of one partition.
 
@@ -217,6 +231,7 @@ def build(
         state_update: `"scatter"` writes whole buffers, `"delta"` puts out only the rows that change
             wherever rows are written at positions given at run time, and `"auto"` does where that
             moves fewer bytes.
+        wide: slots that are held in fp32; see `wide_slots`.
 
     Raises:
         LoweringError: a node has no QNN form (the partitioner should have kept it out).
@@ -225,11 +240,61 @@ def build(
         states = {fqn: fqn for fqn in mutated_buffers(ep)}
     whole: set[str] = set()
     while True:
-        builder = _PartitionBuilder(ep, name, states, in_place, state_update, whole)
+        builder = _PartitionBuilder(ep, name, states, in_place, state_update, wide, whole)
         built = builder.run()
         if state_update == "delta" or not builder.computed_after_all:
             return built
         whole |= builder.computed_after_all
+
+
+def wide_slots(
+    ep: ExportedProgram, states: Mapping[str, str] | None, asked: Mapping[str, torch.dtype]
+) -> set[str]:
+    """The slots of a partition that are held in fp32, because fp16 would lose what they gather.
+
+    A slot is wide for all graphs that use it if one of them needs it so.
+
+    Args:
+        states: as for `build`.
+        asked: slot to `torch.float16` or `torch.float32`; the rule decides where it says nothing.
+    """
+    names = {fqn: fqn for fqn in mutated_buffers(ep)} if states is None else states
+    wide = set()
+    for fqn, (old, new) in _updates(ep).items():
+        slot = names.get(fqn)
+        if slot is None or asked.get(slot) is torch.float16:
+            continue
+        if asked.get(slot) is torch.float32 or accumulation(new, old, _numbers(ep, names)):
+            wide.add(slot)
+    return wide
+
+
+def _updates(ep: ExportedProgram) -> dict[str, tuple[torch.fx.Node, torch.fx.Node]]:
+    """Mutated buffer to the nodes of its old and its new value."""
+    nodes = {n.name: n for n in ep.graph.nodes}
+    old = {s.target: s.arg.name for s in ep.graph_signature.input_specs if s.target is not None}
+    return {
+        s.target: (nodes[old[s.target]], nodes[s.arg.name])
+        for s in ep.graph_signature.output_specs
+        if s.kind is OutputKind.BUFFER_MUTATION and s.target in old
+    }
+
+
+def _numbers(ep: ExportedProgram, states: Container[str]) -> Number:
+    env = Environment(Builder(""), constant_tensors(ep, states))
+    constants = constant_nodes(ep.graph_module.graph, set(env.constants))
+
+    def number(arg: object) -> float | None:
+        if isinstance(arg, (bool, int, float)):
+            return float(arg)
+        if not isinstance(arg, torch.fx.Node) or arg not in constants:
+            return None
+        value = arg.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            return None
+        return float(env.evaluate(arg).item())
+
+    return number
 
 
 class _PartitionBuilder:
@@ -247,6 +312,7 @@ class _PartitionBuilder:
         states: Mapping[str, str],
         in_place: bool,
         state_update: str,
+        wide: Container[str],
         whole: set[str],
     ) -> None:
         self.ep = ep
@@ -254,6 +320,7 @@ class _PartitionBuilder:
         self.in_place = in_place
         self.states = states
         self.state_update = state_update
+        self.wide = wide
         self.whole = whole
         self.computed_after_all: set[str] = set()
         self.env = Environment(self.b, constant_tensors(ep, states))
@@ -313,7 +380,8 @@ class _PartitionBuilder:
         result = metadata(node)[0]
         value = self.b.input(f"{node.name}_in", result.shape, internal(result.torch_dtype))
         self.env.values[node] = value
-        if self.state_update != "scatter" and fqn not in self.whole and value.dtype.is_float:
+        by_rows = self.state_update != "scatter" and value.dtype.is_float
+        if by_rows and fqn not in self.whole and self.states[fqn] not in self.wide:
             self.b.worth_patching[id(value.tensor)] = lambda n: self._delta_pays(value.numel, n)
         return value
 
@@ -333,6 +401,7 @@ class _PartitionBuilder:
         taken: set[int] = set()
         written: dict[str, Tensor] = {}
         patches: dict[str, Patch] = {}
+        steps = self._steps()
         args: Sequence[Any] = node.args[0]  # type: ignore[assignment]
         for arg, spec in zip(args, self.ep.graph_signature.output_specs, strict=True):
             value: Value = self.env[arg]
@@ -342,6 +411,8 @@ class _PartitionBuilder:
                 if (patch := self._patch(value, reads.get(spec.target))) is not None:
                     patches[spec.target] = patch
                     continue
+                if spec.target in steps:
+                    value = self._step(steps[spec.target], reads.get(spec.target), value.shape)
                 written[spec.target] = self._as_output(value, value.dtype, f"{arg.name}_out", taken)
             else:
                 result = metadata(arg)[0]
@@ -351,7 +422,36 @@ class _PartitionBuilder:
         rows = self._rows_out(patches, taken)
         self._prune()  # a read that no output needs is none
         touched = dict.fromkeys((*written, *rows, *reads))
-        return outputs, [self._state(f, reads.get(f), written.get(f), rows.get(f)) for f in touched]
+        states = [
+            self._state(f, reads.get(f), written.get(f), rows.get(f), steps.get(f)) for f in touched
+        ]
+        return outputs, [s for s in states if s.input or s.output]
+
+    def _steps(self) -> dict[str, Linear]:
+        """What is added to states that are held in fp32, where they are added to."""
+        number = _numbers(self.ep, self.states)
+        found = {}
+        for fqn, (old, new) in _updates(self.ep).items():
+            if self.states.get(fqn) in self.wide:
+                step = accumulation(new, old, number, near=0.5)
+                if step is not None:
+                    found[fqn] = step
+        return found
+
+    def _step(self, step: Linear, read: Value | None, shape: Shape) -> Value:
+        """`step.scale` times what is added, in the state's shape."""
+        b = self.b
+        terms = [(factor, self.env[node]) for factor, node in step.terms]
+        if step.gain:
+            assert read is not None
+            terms.append((step.gain, read))
+        total = b.value(step.offset * step.scale, DType.FLOAT16)
+        for factor, value in terms:
+            term = b.cast(value, DType.FLOAT16)
+            if factor * step.scale != 1:
+                term = times(b, term, factor * step.scale)
+            total = term if total.is_const and not step.offset else plus(b, total, term)
+        return b.expand(total, shape)
 
     def _patch(self, value: Value, read: Value | None) -> Patch | None:
         """The patch that is all that becomes of a state."""
@@ -471,9 +571,11 @@ class _PartitionBuilder:
         read: Value | None,
         out: Tensor | None,
         rows: tuple[Tensor, RowsEntry] | None,
+        step: Linear | None,
     ) -> State:
         initial = buffer(self.ep, fqn)
-        dtype = internal(initial.dtype)
+        wide = self.states[fqn] in self.wide
+        dtype = DType.FLOAT32 if wide else internal(initial.dtype)
         consumers = [] if read is None else self._consumers(read.tensor)
         source = read.tensor if read is not None and consumers else None
         if rows is not None:
@@ -482,10 +584,15 @@ class _PartitionBuilder:
                 self.computed_after_all.add(fqn)
             binding = Binding.DELTA
             why = f"only {entry.count} of {entry.length} rows are written per call"
+        elif step is not None:
+            binding = Binding.ACCUMULATE
+            why = f"{1 + step.gain:g} of the old value stays in each call: fp16 would lose steps"
         elif out is None:
-            binding, why = Binding.READ_ONLY, "another method writes it"
+            binding, why = Binding.READ_ONLY, "the graph only reads it"
         elif source is None:
             binding, why = Binding.WRITE_ONLY, "the graph never reads the old value"
+        elif wide:
+            binding, why = Binding.COPIED, "another method adds to it in fp32"
         else:
             sound, why = aliasing_is_sound(self.b.graph, source, out)
             sound = sound and self.in_place
@@ -501,6 +608,7 @@ class _PartitionBuilder:
             why,
             to_array(initial, dtype) if bool((initial != 0).any()) else None,
             rows=None if rows is None else rows[1],
+            scale=1.0 if step is None else step.scale,
         )
 
     def _consumers(self, tensor: Tensor | None) -> list[Node]:

@@ -86,6 +86,7 @@ class StateEntry:
         npu_dtype: of the graph's tensors; values are converted where it differs.
         binding: a `Binding`.
         rows: with the binding DELTA only.
+        scale: what is put out with the binding ACCUMULATE is so many times what is to be added.
         initial_key: named data key of the initial value in the stored type; empty for zeros.
     """
 
@@ -100,6 +101,7 @@ class StateEntry:
     initial_key: str = ""
     encoding: ScaleOffset | None = None
     rows: RowsEntry | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,8 @@ class Payload:
                 w.str(r.positions)
                 w.u64(r.offset)
                 w.u32(r.outer, r.length, r.row, r.count)
+            if s.binding == Binding.ACCUMULATE:
+                w.data += struct.pack("<f", s.scale)
         body = bytes(w.data)
         total = _HEADER.size + len(body)
         tail = struct.pack("<QQ", total, 0) + body
@@ -263,9 +267,12 @@ class _Reader:
         input_name, output_name, binding = self.str(), self.str(), self.u32()
         key = self.str() if self.u32() else ""
         rows = self.rows() if binding == Binding.DELTA else None
+        scale = 1.0
+        if binding == Binding.ACCUMULATE:
+            (scale,) = struct.unpack("<f", self._take(4))
         return StateEntry(
             fqn, scalar_type, dtype, npu_dtype, shape, input_name, output_name, binding, key,
-            encoding, rows,
+            encoding, rows, scale,
         )  # fmt: skip
 
     def rows(self) -> RowsEntry:
