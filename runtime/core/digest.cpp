@@ -332,7 +332,7 @@ Digest Sha256::of(const void* data, size_t size) noexcept {
   return hash.finish();
 }
 
-std::string to_string(const Digest& digest) {
+std::string to_hex(const Digest& digest) {
   std::string text;
   for (uint8_t byte : digest) {
     text += "0123456789abcdef"[byte >> 4];

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <string>
 
+#include "core/api.h"
+
 namespace executorch_qnn {
 
 // CRC-32 with zlib's polynomial. `crc` is the value returned for the bytes before, 0 at the start.
@@ -16,7 +18,7 @@ uint32_t crc32(const void* data, size_t size, uint32_t crc = 0) noexcept;
 using Digest = std::array<uint8_t, 32>;
 
 // In hexadecimal digits.
-std::string to_string(const Digest& digest);
+ETQNN_API std::string to_hex(const Digest& digest);
 
 // SHA-256. Uses the processor's SHA instructions where it has them: a context of some hundred MB is
 // then hashed faster than QNN loads it, so that every load can afford the check.

@@ -32,10 +32,13 @@ Result<std::shared_ptr<const ExecutableGraph>> ExecutableContext::graph(
   if (description == nullptr) {
     return Status(ErrorKind::kInvalid, "the context binary has no graph named " + name);
   }
-  LogCapture log;
-  abi::Handle handle = nullptr;
-  abi::Error error = backend_->api().graph_retrieve(handle_, name.c_str(), &handle);
-  ETQNN_TRY(backend_->library()->check(error, ("retrieving graph " + name).c_str(), log));
+  std::lock_guard<std::mutex> lock(graphs_mutex_);
+  abi::Handle& handle = graphs_[name];
+  if (handle == nullptr) {
+    LogCapture log;
+    abi::Error error = backend_->api().graph_retrieve(handle_, name.c_str(), &handle);
+    ETQNN_TRY(backend_->library()->check(error, ("retrieving graph " + name).c_str(), log));
+  }
   return std::shared_ptr<const ExecutableGraph>(
       new ExecutableGraph(shared_from_this(), description, handle));
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -27,7 +28,8 @@ class ETQNN_API ExecutableContext : public std::enable_shared_from_this<Executab
   ExecutableContext(const ExecutableContext&) = delete;
   ExecutableContext& operator=(const ExecutableContext&) = delete;
 
-  // The graph keeps this context alive.
+  // The graph keeps this context alive. QNN is asked once for each, so that a session that is
+  // loaded does not do it while another executes.
   Result<std::shared_ptr<const ExecutableGraph>> graph(const std::string& name) const;
 
   const std::shared_ptr<const Backend>& backend() const { return backend_; }
@@ -43,6 +45,8 @@ class ETQNN_API ExecutableContext : public std::enable_shared_from_this<Executab
   ContextDescription description_;
   abi::Handle handle_ = nullptr;
   mutable std::mutex execution_mutex_;
+  mutable std::mutex graphs_mutex_;
+  mutable std::map<std::string, abi::Handle> graphs_;
 };
 
 // A graph that can be executed.

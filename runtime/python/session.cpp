@@ -125,6 +125,11 @@ nb::list run(Session& session, const std::string& method, const nb::sequence& in
 
 uintptr_t address(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
+nb::object to_python(const StateEncoding& encoding) {
+  if (!encoding.quantized) return nb::none();
+  return nb::make_tuple(encoding.scale, encoding.offset);
+}
+
 nb::dict to_python(const StateInfo& info) {
   const StateDescriptor& d = info.descriptor;
   nb::dict result;
@@ -137,9 +142,27 @@ nb::dict to_python(const StateInfo& info) {
   result["address"] = address(info.address);
   result["input_address"] = address(info.input_address);
   result["output_address"] = address(info.output_address);
-  result["encoding"] = d.encoding.quantized
-                           ? nb::object(nb::make_tuple(d.encoding.scale, d.encoding.offset))
-                           : nb::object(nb::none());
+  result["encoding"] = to_python(d.encoding);
+  return result;
+}
+
+nb::dict to_python(const StateFileInfo& info) {
+  nb::list buffers;
+  for (const StateDescriptor& d : info.buffers) {
+    nb::dict buffer;
+    buffer["fqn"] = d.name;
+    buffer["shape"] = nb::tuple(nb::cast(d.dims));
+    buffer["scalar_type"] = static_cast<int>(d.host_type);
+    buffer["stored_dtype"] = static_cast<uint32_t>(d.stored_type);
+    buffer["nbytes"] = d.stored_bytes();
+    buffer["encoding"] = to_python(d.encoding);
+    buffers.append(buffer);
+  }
+  nb::dict result;
+  result["version"] = nb::make_tuple(info.major, info.minor);
+  result["program_sha256"] = to_hex(info.program);
+  result["nbytes"] = info.bytes;
+  result["state"] = buffers;
   return result;
 }
 
@@ -208,7 +231,8 @@ void bind_session(nb::module_& module) {
             const std::string data = unwrap(program.named_data(key));
             return nb::bytes(data.data(), data.size());
           },
-          nb::arg("key"));
+          nb::arg("key"))
+      .def_prop_ro("sha256", [](const ProgramFile& program) { return to_hex(program.digest()); });
 
   nb::class_<Session>(module, "Session")
       .def(nb::new_([](std::shared_ptr<ProgramFile> program) {
@@ -248,6 +272,12 @@ void bind_session(nb::module_& module) {
         return without_gil([&] { return session.state_bytes_copied(); });
       });
 
+  module.def(
+      "inspect_state",
+      [](const std::filesystem::path& path) {
+        return to_python(unwrap(without_gil([&] { return inspect_state_file(path.string()); })));
+      },
+      nb::arg("path"));
   module.def("configure_delegate", &configure, nb::arg("qnn_folder") = "",
              nb::arg("package_folder") = "");
   module.def("registration_error", &etqnn_registration_error);

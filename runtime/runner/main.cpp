@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -33,7 +34,7 @@ constexpr char kUsage[] =
     "folder\n"
     "  --repeat N            run N times; mutable buffers go on from run to run (default: 1)\n"
     "  --state-in FILE       load the mutable buffers from a saved state first\n"
-    "  --state-out FILE      save them at the end\n"
+    "  --state-out FILE      save them at the end; may be the file of --state-in\n"
     "  --qnn-libraries DIR   folder of the QNN libraries (default: QNN_SDK_ROOT, then the system)\n"
     "  --print-times         print how long loading and each run took\n"
     "  --list                print the methods with their inputs and outputs, run nothing\n";
@@ -278,6 +279,7 @@ Status run(const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   using namespace executorch_qnn;
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error that is reported
   if (argc == 2 && std::strcmp(argv[1], "--help") == 0) {
     std::fputs(kUsage, stdout);
     return kOk;

@@ -181,8 +181,8 @@ Status read_state_file(const std::string& path, const Digest& program,
   ETQNN_ASSIGN(const MappedFile file, MappedFile::open(path));
   ETQNN_ASSIGN(const Parsed parsed, parse(file, path));
   if (parsed.program != program) {
-    return refuse(path, "it was saved with another program file (" + to_string(parsed.program) +
-                            ", this one is " + to_string(program) + ")");
+    return refuse(path, "it was saved with another program file (" + to_hex(parsed.program) +
+                            ", this one is " + to_hex(program) + ")");
   }
   std::map<std::string, const StateRecord*> expected;
   for (const StateRecord& record : records) expected[record.descriptor.name] = &record;

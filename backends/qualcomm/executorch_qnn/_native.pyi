@@ -247,6 +247,9 @@ class Program:
     def methods(self) -> list[str]: ...
     def method_meta(self, name: str) -> _MethodMeta: ...
     def named_data(self, key: str) -> bytes: ...
+    @property
+    def sha256(self) -> str:
+        """The program's name, in hexadecimal digits: of the file without its seal."""
 
 class _StateInfo(TypedDict):
     fqn: str
@@ -289,6 +292,23 @@ class Session:
     @property
     def state_bytes_copied(self) -> int:
         """Bytes of delegate-owned state that were copied so far; an execution adds none."""
+
+class _SavedBuffer(TypedDict):
+    fqn: str
+    shape: tuple[int, ...]
+    scalar_type: int
+    stored_dtype: int
+    nbytes: int
+    encoding: tuple[float, int] | None
+
+class _StateFileInfo(TypedDict):
+    version: tuple[int, int]
+    program_sha256: str
+    nbytes: int
+    state: list[_SavedBuffer]
+
+def inspect_state(path: str | PathLike[str]) -> _StateFileInfo:
+    """What a file that `Session.save_state` wrote says about itself."""
 
 def configure_delegate(qnn_folder: str = "", package_folder: str = "") -> None:
     """Where delegates look for QNN when their load does not say.

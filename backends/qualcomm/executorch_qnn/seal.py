@@ -11,9 +11,12 @@ import hashlib
 import os
 import struct
 import zlib
+from pathlib import Path
 from typing import BinaryIO
 
+_MAGIC = b"ETQNNSEA"
 _SEAL = struct.Struct("<8sIIQ32s")
+_SEAL_BYTES = 64
 _CHUNK = 1 << 20
 
 
@@ -30,5 +33,17 @@ def seal(file: BinaryIO) -> None:
         digest.update(chunk)
         crc = zlib.crc32(chunk, crc)
     size = file.seek(0, os.SEEK_END)
-    packed = _SEAL.pack(b"ETQNNSEA", 1, crc, size, digest.digest())
+    packed = _SEAL.pack(_MAGIC, 1, crc, size, digest.digest())
     file.write(packed + struct.pack("<II", zlib.crc32(packed), 0))
+
+
+def program_sha256(path: str | os.PathLike[str]) -> str:
+    """The name of a program, which state files refer to: SHA-256 of the file without its seal."""
+    with Path(path).open("rb") as file:
+        if file.seek(0, os.SEEK_END) >= _SEAL_BYTES:
+            file.seek(-_SEAL_BYTES, os.SEEK_END)
+            magic, _, _, _, digest = _SEAL.unpack(file.read(_SEAL.size))
+            if magic == _MAGIC:
+                return bytes(digest).hex()
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()

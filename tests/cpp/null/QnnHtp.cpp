@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <mutex>
 
 #include "null/format.h"
 
@@ -73,7 +74,9 @@ Error graph_retrieve(Handle context, const char* name, Handle* handle) {
   for (NullGraph& graph : loaded->content->graphs) {
     if (graph.name != name) continue;
     // QNN's handles, too, live as long as their context; a leak of this size is a test's.
+    static std::mutex mutex;
     static std::list<Graph> handles;
+    std::lock_guard<std::mutex> lock(mutex);
     handles.push_back({loaded, &graph});
     *handle = &handles.back();
     return 0;

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`executorch-qnn inspect FILE.pte`: what a program consists of."""
+"""`executorch-qnn inspect FILE`: what a program, or a saved state, consists of."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..compile.payload import Binding
-from ..errors import IncompatiblePayload, QnnError
+from ..errors import IncompatiblePayload, QnnError, StateError
+from ..seal import program_sha256
 from .output import Output, add_common_options, human_bytes, table
 
 if TYPE_CHECKING:
@@ -17,17 +19,19 @@ if TYPE_CHECKING:
     from .pte import PteFile
 
 _BACKEND = "QnnDelegate"
+_STATE_MAGIC = b"ETQNNSTA"
 
 
 def register(commands: Commands) -> None:
     """Adds the command."""
     parser = commands.add_parser(
         "inspect",
-        help="tell what a .pte consists of",
-        description="Lists methods, delegates, state buffers and QNN contexts of a program. "
+        help="tell what a .pte or a saved state consists of",
+        description="Lists methods, delegates, state buffers and QNN contexts of a program, or the "
+        "buffers in a file that --state-out wrote and the program that they belong to. "
         "Reading the contexts needs the QNN libraries; --no-contexts does without.",
     )
-    parser.add_argument("file", metavar="FILE.pte")
+    parser.add_argument("file", metavar="FILE")
     parser.add_argument(
         "--no-contexts", action="store_true", help="do not look into the QNN context binaries"
     )
@@ -227,6 +231,7 @@ def _examine(path: str, library: Any | None) -> dict[str, Any]:
         return {
             "file": str(path),
             "bytes": file.size,
+            "sha256": program_sha256(path),
             "methods": methods,
             "constants": constants,
             "contexts": list(contexts.values()),
@@ -248,7 +253,7 @@ def _signature(method: dict[str, Any]) -> str:
 
 
 def _text(found: dict[str, Any]) -> str:
-    lines = [f"{found['file']}: {human_bytes(found['bytes'])}"]
+    lines = [f"{found['file']}: {human_bytes(found['bytes'])}, SHA-256 {found['sha256']}"]
     for method in found["methods"]:
         lines += ["", _signature(method)]
         for delegate in method["delegates"]:
@@ -301,7 +306,70 @@ def _text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _is_state_file(path: str) -> bool:
+    with Path(path).open("rb") as file:
+        return file.read(len(_STATE_MAGIC)) == _STATE_MAGIC
+
+
+def examine_state(path: str) -> dict[str, Any]:
+    """Everything `inspect` knows of a saved state, as the document that --json prints.
+
+    Raises:
+        StateError: damaged, or of another version.
+    """
+    from .. import _native
+
+    try:
+        info = _native.inspect_state(path)
+    except _native.Error as error:
+        raise StateError(str(error)) from None
+    return {
+        "file": path,
+        "bytes": info["nbytes"],
+        "format": ".".join(map(str, info["version"])),
+        "program_sha256": info["program_sha256"],
+        "state": [
+            {
+                "fqn": buffer["fqn"],
+                "dtype": _scalar_type(buffer["scalar_type"]),
+                "shape": list(buffer["shape"]),
+                "stored_as": _qnn_dtype(buffer["stored_dtype"]),
+                "bytes": buffer["nbytes"],
+                "encoding": None if buffer["encoding"] is None else list(buffer["encoding"]),
+            }
+            for buffer in info["state"]
+        ],
+    }
+
+
+def _encoding(encoding: list[float] | None) -> str:
+    return "" if encoding is None else f"scale {encoding[0]:.6g}, offset {encoding[1]}"
+
+
+def _state_text(found: dict[str, Any]) -> str:
+    rows = [
+        (
+            "  " + entry["fqn"],
+            _shaped(entry),
+            f"as {entry['stored_as']}",
+            human_bytes(entry["bytes"]),
+            _encoding(entry["encoding"]),
+        )
+        for entry in found["state"]
+    ]
+    lines = [
+        f"{found['file']}: saved state, format {found['format']}, {human_bytes(found['bytes'])}",
+        f"of the program with SHA-256 {found['program_sha256']}",
+        f"{len(rows)} buffers",
+    ]
+    return "\n".join([*lines, table(rows)] if rows else lines)
+
+
 def _run(args: argparse.Namespace, out: Output) -> int:
+    if _is_state_file(args.file):
+        state = examine_state(args.file)
+        out.result(state, _state_text(state))
+        return 0
     library = None
     if not args.no_contexts:
         from .. import _native, libraries

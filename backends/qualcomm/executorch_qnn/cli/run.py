@@ -33,7 +33,11 @@ def register(commands: Commands) -> None:
     parser.add_argument("--outputs", metavar="FILE.npz", help="write the outputs to this file")
     parser.add_argument("--method", default="forward", metavar="NAME", help="default: %(default)s")
     parser.add_argument("--state-in", metavar="FILE", help="load the mutable buffers first")
-    parser.add_argument("--state-out", metavar="FILE", help="save the mutable buffers afterwards")
+    parser.add_argument(
+        "--state-out",
+        metavar="FILE",
+        help="save the mutable buffers afterwards; may be the file of --state-in",
+    )
     add_where(parser)
     add_common_options(parser, library=True)
     parser.set_defaults(run=_run)
@@ -119,13 +123,16 @@ def _run(args: argparse.Namespace, out: Output) -> None:
         started = time.perf_counter()
         returned = session.run(args.method, *inputs)
         seconds = time.perf_counter() - started
+        tensors = returned if isinstance(returned, (list, tuple)) else [returned]
+        outputs = [tensor.detach().numpy() for tensor in tensors]
+        if args.outputs:
+            with Path(args.outputs).open("wb") as file:  # under this very name: savez would extend it
+                np.savez(file, **{f"output_{i}": array for i, array in enumerate(outputs)})
+        # Last, so that a step that is repeated because its outputs are lost starts from the old
+        # state.
         if args.state_out:
             session.save_state(args.state_out)
 
-    tensors = returned if isinstance(returned, (list, tuple)) else [returned]
-    outputs = [tensor.detach().numpy() for tensor in tensors]
-    if args.outputs:
-        np.savez(args.outputs, **{f"output_{i}": array for i, array in enumerate(outputs)})
     facts = [_summary(array) for array in outputs]
     state = session.state()
     rows = [
