@@ -239,12 +239,16 @@ def build(
     if states is None:
         states = {fqn: fqn for fqn in mutated_buffers(ep)}
     whole: set[str] = set()
+    reads = False
     while True:
-        builder = _PartitionBuilder(ep, name, states, in_place, state_update, wide, whole)
+        builder = _PartitionBuilder(ep, name, states, in_place, state_update, wide, whole, reads)
         built = builder.run()
-        if state_update == "delta" or not builder.computed_after_all:
+        if not built.graph.of_kind(Kind.INPUT) and not reads:
+            reads = True
+        elif state_update != "delta" and builder.computed_after_all:
+            whole |= builder.computed_after_all
+        else:
             return built
-        whole |= builder.computed_after_all
 
 
 def wide_slots(
@@ -302,6 +306,7 @@ class _PartitionBuilder:
 
     Attributes:
         whole: states that are not to be patches, whatever `state_update` says.
+        reads: what is put out must depend on an input: QNN executes no graph without one.
         computed_after_all: states that were patches, but of which an op needs all.
     """
 
@@ -314,6 +319,7 @@ class _PartitionBuilder:
         state_update: str,
         wide: Container[str],
         whole: set[str],
+        reads: bool,
     ) -> None:
         self.ep = ep
         self.b = Builder(name)
@@ -322,6 +328,7 @@ class _PartitionBuilder:
         self.state_update = state_update
         self.wide = wide
         self.whole = whole
+        self.reads = reads
         self.computed_after_all: set[str] = set()
         self.env = Environment(self.b, constant_tensors(ep, states))
 
@@ -528,7 +535,7 @@ class _PartitionBuilder:
         return self.b.reshape(value, (value.numel // _TILE_COLUMNS, _TILE_COLUMNS))
 
     def _computed(self, value: Value) -> Value:
-        """A constant as the result of an op, which is all that a graph can put out."""
+        """`value` as the result of an op that has an input of the graph as an operand."""
         b = self.b
         given = next(iter(b.graph.of_kind(Kind.INPUT)), None)
         if given is None:
@@ -551,7 +558,7 @@ class _PartitionBuilder:
     def _as_output(self, value: Value, dtype: DType, name: str, taken: set[int]) -> Tensor:
         """`value` in an output tensor of its own."""
         b = self.b
-        if value.is_const:
+        if value.is_const or self.reads:
             value = self._computed(value)
         source = b.tensor(value)
         if source.dtype is dtype and source.kind is Kind.NATIVE and id(source) not in taken:
