@@ -126,7 +126,7 @@ def _run(args: argparse.Namespace, out: Output) -> None:
         tensors = returned if isinstance(returned, (list, tuple)) else [returned]
         outputs = [tensor.detach().numpy() for tensor in tensors]
         if args.outputs:
-            with Path(args.outputs).open("wb") as file:  # under this very name: savez would extend it
+            with Path(args.outputs).open("wb") as file:  # savez would extend the name
                 np.savez(file, **{f"output_{i}": array for i, array in enumerate(outputs)})
         # Last, so that a step that is repeated because its outputs are lost starts from the old
         # state.
