@@ -57,6 +57,27 @@ def test_state_goes_through_repeats_and_files_that_sessions_understand(
     assert run(*args, "--state-in", state).returncode == 0
 
 
+def test_a_state_that_cannot_be_saved_leaves_the_old_file(
+    program_file: MakeFile, null_qnn: str, inputs: Path, tmp_path: Path
+) -> None:
+    args = ("--model", program_file(), "--qnn-libraries", null_qnn, "--inputs", inputs)
+    state = tmp_path / "state"
+    assert run(*args, "--state-out", state).returncode == 0
+    old = state.read_bytes()
+    limited = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", RUNNER, *args, "--state-in", state]
+    done = subprocess.run(
+        [str(arg) for arg in [*limited, "--state-out", state]], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"cannot write {state}: File too large" in done.stderr
+    assert state.read_bytes() == old
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["inputs", "state"]
+    for path in (tmp_path, tmp_path / "no" / "state", "/dev/null"):
+        done = run(*args, "--state-out", path)
+        assert done.returncode == 1
+        assert str(path) in done.stderr
+
+
 def test_it_lists_methods_and_prints_times(
     program_file: MakeFile, null_qnn: str, inputs: Path
 ) -> None:
