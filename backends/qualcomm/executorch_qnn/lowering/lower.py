@@ -40,6 +40,7 @@ from .decompose import (
     rename_inputs,
 )
 from .delegates import called_by_shape, dense_boundaries, order_calls
+from .fold import fold_constants
 from .inputs import one_input_each, own_inputs
 from .program import Program
 
@@ -263,6 +264,9 @@ class _Lowering:
             edge = {}
             for name, ep in lowered.items():
                 drop_idle_guards(ep)
+                folded = fold_constants(ep, slots[name])
+                plan = partitioners[name].plan
+                plan.cpu_ops = [op for op in plan.cpu_ops if op.node not in folded]
                 edge[name] = _generate_edge_program(config, ep)
             manager = EdgeProgramManager(edge, dict(constant_methods), config)
         plans = {name: p.plan for name, p in partitioners.items()}

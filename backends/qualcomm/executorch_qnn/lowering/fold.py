@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What depends on no input and no state is computed now, where no delegate has taken it."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import torch
+from executorch.backends.transforms.utils import create_constant_placeholder
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from ..aliasing.updates import refresh_outputs
+from ..compile.build import Environment, constant_nodes, constant_tensors
+from ..ops.builder import Builder
+
+_LIMIT = 1 << 20
+
+
+def fold_constants(ep: ExportedProgram, states: Container[str]) -> set[str]:
+    """Replaces nodes outside of delegates that compute constants by their values.
+
+    ExecuTorch would compute them again in each call.
+
+    Args:
+        states: names of the buffers that any method of the program writes.
+
+    Returns:
+        The names of the nodes that are gone.
+    """
+    graph = ep.graph
+    tensors = constant_tensors(ep, states)
+    if any(isinstance(t, FakeTensor) for t in tensors.values()):
+        return set()
+    constants = constant_nodes(graph, set(tensors))
+    before = {n.name for n in graph.nodes}
+    environment = Environment(Builder("constants"), tensors)
+    for node in list(constants):
+        if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        used = any(u not in constants for u in node.users)
+        value = node.meta["val"]
+        if not used or value.numel() * value.element_size() > _LIMIT:
+            continue
+        made = environment.evaluate(node).contiguous().clone()
+        with graph.inserting_before(next(iter(graph.nodes))):
+            constant = create_constant_placeholder(
+                ep, graph, f"c_{node.name}", InputKind.CONSTANT_TENSOR, made
+            )
+        node.replace_all_uses_with(constant, propagate_meta=False)
+    for node in reversed(list(constants)):
+        if node.op == "call_function" and not node.users:
+            graph.erase_node(node)
+    refresh_outputs(ep)
+    ep.graph_module.recompile()
+    return before - {n.name for n in graph.nodes}
+
+
+__all__ = ["fold_constants"]
