@@ -112,25 +112,3 @@ def test_one_name_with_two_shapes_is_refused() -> None:
         qnn.lower(
             {"f": (Acc(3), (torch.ones(3),)), "g": (Acc(4), (torch.ones(4),))}, target="SM8650"
         )
-
-
-def test_state_shared_with_the_cpu_is_refused_and_not_copied(qnn_libraries: str) -> None:
-    core = Core().eval()
-
-    class OnCpu(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.core = core
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cosh(self.core.mem) + x
-
-    with pytest.raises(qnn.LoweringError, match="shared by the methods"):
-        qnn.lower(
-            {
-                "write": (core, (torch.ones(1, 1, 8), torch.tensor([4]))),
-                "read": (OnCpu(), (torch.zeros(1),)),
-            },
-            target="SM8650",
-            qnn_libraries=qnn_libraries,
-        )

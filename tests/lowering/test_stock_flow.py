@@ -70,3 +70,64 @@ def test_the_stock_runtime_runs_what_the_stock_flow_lowers(
             with torch.no_grad():
                 for got, want in zip(call, eager(*INPUTS), strict=True):
                     torch.testing.assert_close(got, want, rtol=4e-3, atol=4e-3)
+
+
+class Peek(nn.Module):
+    """Reads the state of another module, which it sees under its own name or another one."""
+
+    def __init__(self, core: nn.Module, renamed: bool) -> None:
+        super().__init__()
+        if renamed:
+            self.core = core
+        else:
+            self.register_buffer("h", core.get_buffer("h"))
+        self.renamed = renamed
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2.0 + (self.core.h if self.renamed else self.h)
+
+
+class OnCpu(Peek):
+    """Writes that state with an op that QNN does not have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.core.h if self.renamed else self.h
+        h.copy_(torch.cosh(h) * 0.1)
+        return x * 2.0
+
+
+@pytest.mark.parametrize(("other", "renamed"), [(Peek, False), (Peek, True), (OnCpu, False)])
+def test_state_that_methods_see_in_two_places_is_refused(
+    other: type[Peek], renamed: bool, qnn_libraries: str
+) -> None:
+    core = Mixed().eval()
+    methods = {
+        "forward": torch.export.export(core, INPUTS),
+        "other": torch.export.export(other(core, renamed).eval(), (torch.zeros(1, 6),)),
+    }
+    partitioners = {
+        name: [qnn.QnnPartitioner("SM8650", qnn_libraries=qnn_libraries)] for name in methods
+    }
+    with pytest.raises(qnn.LoweringError, match=r"executorch_qnn\.lower with all methods"):
+        to_edge_transform_and_lower(methods, partitioner=partitioners)
+
+
+def test_state_that_several_delegates_write_is_shared_in_the_stock_flow(
+    tmp_path: Path, qnn_libraries: str
+) -> None:
+    core = Mixed().eval()
+    image = torch.linspace(-1, 1, 64).reshape(1, 1, 8, 8)
+    methods = {
+        "one": torch.export.export(core, INPUTS),
+        "two": torch.export.export(core, (torch.ones(1, 6), image)),
+    }
+    partitioner = qnn.QnnPartitioner("SM8650", qnn_libraries=qnn_libraries)
+    edge = to_edge_transform_and_lower(methods, partitioner=[partitioner])
+    path = tmp_path / "stock.pte"
+    path.write_bytes(edge.to_executorch().buffer)
+    session, eager = qnn.load(path, qnn_libraries=qnn_libraries), copy.deepcopy(core)
+    for name in ("one", "two", "two", "one"):
+        with torch.no_grad():
+            want = eager(*INPUTS)
+        for got, w in zip(session.run(name, *INPUTS), want, strict=True):
+            torch.testing.assert_close(got, w, rtol=4e-3, atol=4e-3)

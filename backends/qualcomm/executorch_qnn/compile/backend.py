@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import tempfile
 from collections.abc import Mapping
@@ -20,7 +21,10 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.tensor import scalar_type_enum
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 
+from ..aliasing.slots import identity, tensors
+from ..errors import LoweringError
 from ..target import Target
 from .build import IO, Built, State, build, wide_slots
 from .compiler import CompileWorker
@@ -45,6 +49,8 @@ class CompileOptions:
         state_dtype: slot to `torch.float16` or `torch.float32`, where the rule of
             `compile.precision` is not to decide.
         worker: an open one for this target; a new one is started when `None`.
+        agreed: `states` holds what any method of the program writes, and delegates own what methods
+            share; otherwise it holds what this method writes.
     """
 
     target: str
@@ -54,6 +60,7 @@ class CompileOptions:
     state_dtype: Mapping[str, torch.dtype] = field(default_factory=dict)
     states: Mapping[str, str] | None = None
     worker: CompileWorker | None = None
+    agreed: bool = False
 
     def spec(self) -> CompileSpec:
         """As ExecuTorch carries it: local settings travel on the object, not in the file."""
@@ -116,10 +123,13 @@ class QnnDelegate(BackendDetails):  # type: ignore[misc]
         """Compiles every partition of every method into one context binary.
 
         Raises:
-            LoweringError: a node or a graph is refused by QNN.
+            LoweringError: a node or a graph is refused by QNN, or methods that were partitioned
+                without knowing of each other share state that they see in different places.
             LibraryNotFound: there is no QNN library.
         """
         options = next(CompileOptions.of(s) for specs in compile_specs.values() for s in specs)
+        if not options.agreed:
+            _refuse_split_state(edge_programs, compile_specs)
         wide: set[str] = set()
         for method, eps in edge_programs.items():
             for ep, specs in zip(eps, compile_specs[method], strict=True):
@@ -198,6 +208,44 @@ class QnnDelegate(BackendDetails):  # type: ignore[misc]
                     )
                 )
         return results
+
+
+def _refuse_split_state(
+    edge_programs: Mapping[str, list[ExportedProgram]],
+    compile_specs: Mapping[str, list[list[CompileSpec]]],
+) -> None:
+    """Finds buffers that methods share and that are not in one place in all of them.
+
+    In ExecuTorch's own flow each method is partitioned alone: a buffer that another method writes
+    looks like a constant there, or stays in that method's own memory on the CPU.
+
+    Raises:
+        LoweringError: it names the buffer and the methods.
+    """
+    written: dict[str, set[str]] = {}
+    delegated: dict[str, dict[str, object]] = {}
+    for method, eps in edge_programs.items():
+        states = [CompileOptions.of(specs).states or {} for specs in compile_specs[method]]
+        written[method] = {fqn for s in states for fqn in s}
+        delegated[method] = {
+            spec.target or "": identity(t)
+            for ep in eps
+            for spec, t in tensors(ep)
+            if spec.kind is InputKind.BUFFER
+        }
+    for a, b in itertools.permutations(edge_programs, 2):
+        for fqn in written[a]:
+            place = delegated[a].get(fqn)
+            for name, other in delegated[b].items():
+                same = name == fqn or (place is not None and other == place)
+                shared = name == fqn and place is not None and name in written[b]
+                if same and not shared:
+                    raise LoweringError(
+                        f"the methods {a!r} and {b!r} share a mutable buffer, {fqn!r} in one and "
+                        f"{name!r} in the other, but were partitioned alone: what {a!r} writes "
+                        f"{'on the CPU' if place is None else 'in a delegate'} would not be seen "
+                        f"in {b!r}. Use executorch_qnn.lower with all methods in one call"
+                    )
 
 
 def _graph_name(method: str, index: int, ep: ExportedProgram) -> str:

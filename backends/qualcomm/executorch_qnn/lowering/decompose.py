@@ -11,7 +11,7 @@ from __future__ import annotations
 import builtins
 import functools
 import keyword
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -25,28 +25,34 @@ from ..aliasing.slots import overlap_message, overlaps, tensors
 from ..aliasing.updates import refresh_outputs
 from ..errors import LoweringError
 from .inputs import one_input_each
+from .kernels import EXTRA
 
 aten = torch.ops.aten
 
 
 @functools.cache
 def decompositions() -> dict[OpOverload, Any]:
-    """torch.export's decompositions to core ATen, all of them."""
+    """torch.export's decompositions to core ATen, all of them, and a few of ours."""
     table = torch.export.default_decompositions().materialize()
-    return {op: fn for op, fn in table.items() if isinstance(op, OpOverload)}
+    return {op: fn for op, fn in table.items() if isinstance(op, OpOverload)} | EXTRA
 
 
 _PROVENANCE = ("nn_module_stack", "stack_trace", "from_node", "torch_fn", "source_fn_stack")
 
 
-def functionalise(ep: ExportedProgram, keep: Iterable[OpOverload]) -> ExportedProgram:
+def functionalise(
+    ep: ExportedProgram, keep: Iterable[OpOverload], more: Mapping[OpOverload, Any] | None = None
+) -> ExportedProgram:
     """The functional core ATen form of `ep`, in one retrace; ops in `keep` are left whole.
+
+    Args:
+        more: decompositions apart from those to core ATen.
 
     Raises:
         LoweringError: torch cannot express the program functionally (its own text is given).
     """
     kept = set(keep)
-    table = {op: fn for op, fn in decompositions().items() if op not in kept}
+    table = {op: fn for op, fn in decompositions().items() if op not in kept} | dict(more or {})
     one_input_each(ep)
     _copy_clones(ep.graph)
     try:
@@ -183,8 +189,11 @@ def open_node(
     inputs = tuple(torch.empty(tuple(v.shape), dtype=v.dtype) for v in values)
     with torch.no_grad():
         alone = torch.export.export(Alone(), inputs, strict=False)
-    alone = functionalise(alone, set(keep) - {op})
-    if any(n.target is op for n in alone.graph.nodes):
+    table = torch._decomp.decomposition_table
+    more = {op: table[op]} if op in table and op not in decompositions() else {}
+    alone = functionalise(alone, set(keep) - {op}, more)
+    targets = [n.target for n in alone.graph.nodes if n.op == "call_function"]
+    if op in targets or any(getattr(t, "namespace", "aten") != "aten" for t in targets):
         raise LoweringError(f"node {node.name}: {op} has no decomposition and no lowering")
     return _inline(gm, node, alone, [flat[i] for i in places])
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.lowered_backend_module import get_lowered_backend_modules
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
@@ -98,8 +99,8 @@ def _by_shape(original: ExportedProgram) -> Callable[[], Callable[..., list[Any]
     ]
 
     def call(*args: Any) -> list[Any]:
-        modes = [a.fake_mode for a in (*args, *values) if isinstance(a, FakeTensor)]
-        with modes[0] if modes else nullcontext():
+        mode = detect_fake_mode(args) or detect_fake_mode(values)
+        with mode or nullcontext():
             return [torch.empty(v.shape, dtype=v.dtype) for v in values]
 
     return lambda: call

@@ -42,6 +42,7 @@ from .decompose import (
 from .delegates import called_by_shape, dense_boundaries, order_calls
 from .fold import fold_constants
 from .inputs import one_input_each, own_inputs
+from .kernels import can_open, check_kernels, has_kernel
 from .program import Program
 
 Module: TypeAlias = torch.nn.Module
@@ -268,6 +269,7 @@ class _Lowering:
                 plan = partitioners[name].plan
                 plan.cpu_ops = [op for op in plan.cpu_ops if op.node not in folded]
                 edge[name] = _generate_edge_program(config, ep)
+                check_kernels(name, edge[name], partitioners[name].plan)
             manager = EdgeProgramManager(edge, dict(constant_methods), config)
         plans = {name: p.plan for name, p in partitioners.items()}
         return Program(manager, exported, plans, self.target, self.stage.cpu_s)
@@ -320,8 +322,13 @@ class _Lowering:
     def _partition(
         self, ep: ExportedProgram, partitioner: QnnPartitioner, worker: CompileWorker
     ) -> dict[str, DelegationSpec]:
-        """Tags `ep`; kept ops that nobody takes are opened, and their pieces are offered."""
+        """Tags `ep`.
+
+        Ops that nobody takes are opened and their pieces offered, if the ops were kept whole before
+        or the CPU has no kernel for them.
+        """
         one_input_each(ep)
+        whole: set[str] = set()
         while True:
             for node in ep.graph.nodes:
                 node.meta.pop("delegation_tag", None)
@@ -330,18 +337,29 @@ class _Lowering:
                 n
                 for n in ep.graph.nodes
                 if n.op == "call_function"
-                and aten_op(n.target) in self.kept
                 and "delegation_tag" not in n.meta
-                and _can_open(n)
+                and n.name not in whole
+                and self._is_to_open(n)
             ]
             if not left:
                 break
             for node in left:
-                open_node(ep.graph_module, node, self.kept)
+                try:
+                    open_node(ep.graph_module, node, self.kept)
+                except LoweringError:
+                    whole.add(node.name)
             ep.graph_module.graph.eliminate_dead_code()
             refresh_outputs(ep)
             ep.graph_module.recompile()
         return tags
+
+    def _is_to_open(self, node: torch.fx.Node) -> bool:
+        op = aten_op(node.target)
+        if op is None:
+            return False
+        if op in self.kept:
+            return op._can_decompose() or op in decompositions()
+        return not has_kernel(op) and can_open(op)
 
     def _check_fallback(self, partitioners: dict[str, QnnPartitioner]) -> None:
         if self.fallback != "error":
@@ -418,11 +436,6 @@ def _stage_shared(
                 ep.graph_module.recompile()
             again.append(method)
     return list(dict.fromkeys(again))
-
-
-def _can_open(node: torch.fx.Node) -> bool:
-    op = aten_op(node.target)
-    return op is not None and (op._can_decompose() or op in decompositions())
 
 
 def _share_constants(ep: ExportedProgram, partitioner: QnnPartitioner) -> None:

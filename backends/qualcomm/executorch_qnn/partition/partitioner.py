@@ -173,7 +173,9 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
             if writer is not None:
                 assert all(places[r] <= places[writer] for r in readers), f"order of {u.fqn}"
                 self.plan.order.update((r, writer) for r in readers if r != writer)
-        options = dataclasses.replace(self.options, states=states, worker=self.worker)
+        options = dataclasses.replace(
+            self.options, states=states, worker=self.worker, agreed=self.ordered
+        )
         spec = DelegationSpec("QnnDelegate", [options.spec()])
         return dict.fromkeys(self.plan.partitions, spec)
 

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Ops that ExecuTorch's runtime has no kernel for: found, opened, or refused at lowering."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from executorch.exir.operator.convert import to_out_variant
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+
+from ..errors import LoweringError
+from ..ops.registry import aten_op
+from ..partition import Plan
+
+aten = torch.ops.aten
+
+
+@functools.cache
+def _kernels() -> frozenset[str]:
+    """Names of the kernels that the installed runtime has; of a device's we know nothing."""
+    from executorch.runtime import Runtime
+
+    return frozenset(Runtime.get().operator_registry.operator_names)
+
+
+@functools.cache
+def has_kernel(op: OpOverload) -> bool:
+    """Whether the runtime can execute `op`; True where ExecuTorch does not say what it executes."""
+    if any(r.alias_info for r in op._schema.returns):
+        return True  # a view: ExecuTorch has another name for it, and a kernel
+    try:
+        schema = to_out_variant(op)[0]._schema
+    except Exception:
+        return True
+    return f"{schema.name}.{schema.overload_name}".rstrip(".") in _kernels()
+
+
+def can_open(op: OpOverload) -> bool:
+    """Whether torch knows what an op that has no kernel consists of."""
+    return op in EXTRA or op in torch._decomp.decomposition_table
+
+
+def check_kernels(method: str, ep: ExportedProgram, plan: Plan) -> None:
+    """Refuses a program that no runtime of this version could load.
+
+    A custom op's kernel is the user's business: the report says that one is needed.
+
+    Args:
+        ep: the delegated edge program.
+
+    Raises:
+        LoweringError: an ATen op on the CPU has no kernel; it names node, op and source line.
+    """
+    custom = set()
+    for node in ep.graph.nodes:
+        op = aten_op(node.target)
+        if node.op != "call_function" or op is None or has_kernel(op):
+            continue
+        if op.namespace == "aten":
+            where = _source_line(node)
+            raise LoweringError(
+                f"method {method!r}: node {node.name} ({op}) runs on the CPU, and ExecuTorch's "
+                f"runtime has no kernel for it{where}. Write it with other ops, or register it as "
+                "a custom op and link a kernel of yours into the runtime"
+            )
+        custom.add(str(op))
+    plan.cpu_ops[:] = [
+        dataclasses.replace(o, reason=f"{o.reason}; link its kernel into the runtime")
+        if o.op in custom
+        else o
+        for o in plan.cpu_ops
+    ]
+
+
+def _source_line(node: torch.fx.Node) -> str:
+    lines = [s.strip() for s in str(node.meta.get("stack_trace", "")).splitlines() if s.strip()]
+    return f"; the model calls it in {' '.join(lines[-2:])}" if len(lines) >= 2 else ""
+
+
+# The complementary error function of Numerical Recipes in C (Press et al., 2nd edition, section
+# 6.2, `erfcc`): a Chebyshev fit in t = 1 / (1 + z / 2), fractional error below 1.2e-7 everywhere.
+_ERFCC = (
+    -1.26551223,
+    1.00002368,
+    0.37409196,
+    0.09678418,
+    -0.18628806,
+    0.27886807,
+    -1.13520398,
+    1.48851587,
+    -0.82215223,
+    0.17087277,
+)
+
+
+def _erfcx(x: Tensor) -> Tensor:
+    """exp(x^2) erfc(x), in core ops; the fit with `_ERFCC` for x >= 0, and its mirror for x < 0."""
+    x = x if x.is_floating_point() else x.to(torch.float32)
+    z = x.abs()
+    t = 1.0 / (1.0 + 0.5 * z)
+    fit = torch.full_like(t, _ERFCC[-1])
+    for c in _ERFCC[-2::-1]:
+        fit = fit * t + c
+    y = t * fit.exp()
+    return torch.where(x < 0, 2.0 * (x * x).exp() - y, y)
+
+
+EXTRA: dict[OpOverload, Callable[..., Any]] = {aten.special_erfcx.default: _erfcx}
+"""Decompositions that torch does not have, of ops that ExecuTorch has no kernel for."""
