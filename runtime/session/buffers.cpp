@@ -80,6 +80,22 @@ std::vector<StateRecord> Buffers::records() const {
   return records;
 }
 
+std::vector<std::vector<uint8_t>> Buffers::copy() const {
+  std::lock_guard<std::mutex> lock(store_->mutex());
+  std::vector<std::vector<uint8_t>> bytes;
+  for (const StateRecord& record : records()) {
+    const auto* from = static_cast<const uint8_t*>(record.data);
+    bytes.emplace_back(from, from + record.descriptor.stored_bytes());
+  }
+  return bytes;
+}
+
+void Buffers::restore(const std::vector<std::vector<uint8_t>>& copy) {
+  std::lock_guard<std::mutex> lock(store_->mutex());
+  const std::vector<StateRecord> to = records();
+  for (size_t i = 0; i < to.size(); ++i) std::memcpy(to[i].data, copy[i].data(), copy[i].size());
+}
+
 Status Buffers::save(const std::string& path, const Digest& program) const {
   std::lock_guard<std::mutex> lock(store_->mutex());
   return write_state_file(path, program, records());

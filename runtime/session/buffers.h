@@ -45,6 +45,9 @@ class Buffers {
   // Values in the buffer's own type (descriptor.host_type), dense, descriptor.host_bytes() of them.
   Status read(const std::string& name, void* values, size_t bytes) const;
   Status write(const std::string& name, const void* values, size_t bytes);
+  // The bytes of all buffers, to go back to.
+  std::vector<std::vector<uint8_t>> copy() const;
+  void restore(const std::vector<std::vector<uint8_t>>& copy);
   // `program` is what the file is good for.
   Status save(const std::string& path, const Digest& program) const;
   Status load(const std::string& path, const Digest& program);

@@ -352,6 +352,14 @@ Status check_output(const OutputValue& output, const ValueInfo& info, const std:
                                    std::to_string(output.capacity)};
 }
 
+bool needs_64_bits(const InputValue& value) {
+  const auto* tensor = std::get_if<TensorView>(&value);
+  if (tensor == nullptr || tensor->type != static_cast<int8_t>(ScalarType::kInt64)) return false;
+  const auto* values = static_cast<const int64_t*>(tensor->data);
+  return std::any_of(values, values + tensor->bytes / sizeof *values,
+                     [](int64_t v) { return v != static_cast<int32_t>(v); });
+}
+
 // What a TensorImpl refers to.
 struct TensorParts {
   std::vector<executorch::aten::SizesType> sizes;
@@ -449,9 +457,17 @@ Status Session::run(const std::string& name, const std::vector<InputValue>& inpu
     const Status status = does_not_fit(inputs[i], wanted[i], where("input", i));
     return executorch_failure(error, status.message(), ErrorKind::kState);
   }
+  // A delegate refuses an int64 beyond its 32 bits when its turn comes: others have had theirs
+  // then.
+  std::optional<std::vector<std::vector<uint8_t>>> before;
+  if (std::any_of(inputs.begin(), inputs.end(), needs_64_bits)) before = parts_->buffers->copy();
   const uint64_t executions = ExecutableGraph::executions();
   if (const et::Error error = loaded.method->execute(); error != et::Error::Ok) {
     const Status why = executorch_failure(error, "method " + name + " failed");
+    if (before) {
+      parts_->buffers->restore(*before);
+      return why;
+    }
     // A check that fails before the first graph runs has left everything alone.
     if (ExecutableGraph::executions() == executions && !parts_->buffers->has_host()) return why;
     if (parts_->buffers->list().empty()) return why;

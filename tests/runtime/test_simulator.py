@@ -50,6 +50,21 @@ class HostBuffer(nn.Module):
         return self.h + self.d
 
 
+class TwoPartitions(nn.Module):
+    """An op of the CPU between two partitions; the second one takes `at` as int32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.zeros(1, 4))
+        self.register_buffer("b", torch.zeros(1, 4))
+        self.register_buffer("table", torch.arange(8.0).reshape(8, 1), persistent=False)
+
+    def forward(self, x: Tensor, at: Tensor) -> Tensor:
+        self.a.add_(x)
+        self.b.add_(torch.cosh(self.a))
+        return self.b + self.table[at] * 1.0
+
+
 @pytest.fixture(scope="module")
 def lowered(tmp_path_factory: pytest.TempPathFactory, qnn_libraries: str) -> Callable[..., Path]:
     """Lowers a model and says where its file is."""
@@ -183,3 +198,21 @@ def test_a_buffer_that_the_cpu_touches_is_the_session_s_too(
     session.write_state("d", torch.zeros(2))
     check(session, 1)
     check(qnn.load(file, qnn_libraries=qnn_libraries), 1)
+
+
+def test_a_value_that_only_the_second_partition_refuses_leaves_all_buffers_alone(
+    lowered: Callable[..., Path], qnn_libraries: str
+) -> None:
+    file = lowered(TwoPartitions(), torch.zeros(1, 4), torch.tensor([0]))
+    session = qnn.load(file, qnn_libraries=qnn_libraries)
+    assert "host" not in {info.binding for info in session.state().values()}
+    x, model = torch.full((1, 4), 0.5), TwoPartitions()
+    for call in range(3):
+        before = {fqn: session.read_state(fqn) for fqn in session.state()}
+        for wide in (2**31, -(2**40)):
+            with pytest.raises(qnn.StateError, match="does not fit into 32 bits$"):
+                session(x, torch.tensor([wide]))
+            for fqn, value in before.items():
+                assert torch.equal(session.read_state(fqn), value), fqn
+        at = torch.tensor([call])
+        torch.testing.assert_close(session(x, at), model(x, at), rtol=4e-3, atol=4e-3)
