@@ -68,6 +68,9 @@ class ParameterAsBuffer(nn.Module):
         self.w = nn.Parameter(RAMP.clone())
         self.register_buffer("a", self.w.data)
 
+    def __deepcopy__(self, memo: Any) -> ParameterAsBuffer:
+        return ParameterAsBuffer()  # a copied parameter shares its memory with nothing
+
     def forward(self, x: Tensor) -> Tensor:
         self.a.mul_(0.5)
         return x * self.w

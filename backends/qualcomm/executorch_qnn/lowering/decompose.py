@@ -74,17 +74,26 @@ def functionalise(
 
 
 def _copy_clones(graph: torch.fx.Graph) -> None:
-    """Makes each `copy_` copy a node of its own.
+    """Makes each `copy_` copy a node of its own, in the shape and type of what it is copied to.
 
     Otherwise `b.copy_(n); c.copy_(n)` becomes one new value of two buffers, which torch's signature
-    cannot express: it maps each output to one buffer.
+    cannot express: it maps each output to one buffer.  And torch takes the source of a copy to a
+    buffer for its new value, even one of another shape or type.
     """
     for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
-        source = node.args[1]
-        with graph.inserting_before(node):
-            clone = graph.call_function(aten.clone.default, (source,))
-        clone.meta = {k: v for k, v in source.meta.items() if k == "val" or k in _PROVENANCE}
-        node.args = (node.args[0], clone, *node.args[2:])
+        target, source = node.args[0].meta["val"], node.args[1]
+        steps: list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]] = []
+        if source.meta["val"].dtype != target.dtype:
+            steps.append((aten._to_copy.default, (), {"dtype": target.dtype}))
+        if source.meta["val"].shape != target.shape:
+            steps.append((aten.expand.default, (list(target.shape),), {}))
+        for op, args, kwargs in (*steps, (aten.clone.default, (), {})):
+            with graph.inserting_before(node):
+                new = graph.call_function(op, (source, *args), kwargs)
+            new.meta = {k: v for k, v in source.meta.items() if k in _PROVENANCE}
+            new.meta["val"] = op(source.meta["val"], *args, **kwargs)
+            source = new
+        node.args = (node.args[0], source, *node.args[2:])
 
 
 def _full_like(node: torch.fx.Node) -> None:
