@@ -166,23 +166,27 @@ def test_a_thousand_cycles_and_a_hundred_forks_leave_nothing(
     big = lowered(Accumulator(1, 1024, 256), torch.zeros(1, 1, 1))  # 512 KiB of state
     small = lowered(Ring(), torch.zeros(1, 64))
 
-    def cycle() -> None:
+    def cycle(i: int) -> None:
+        if i % 2:
+            session = qnn.load(big, qnn_libraries=qnn_libraries)
+            assert session(torch.ones(1, 1, 1))[0, 0, 0] == 3
+        else:
+            session = qnn.load(small, qnn_libraries=qnn_libraries)
+            assert session(torch.ones(1, 64))[2] == 1
+
+    for i in range(100):
+        cycle(i)
+    with flat(0.02):
+        for i in range(1000):
+            cycle(i)
+
+    def forks(count: int) -> None:
         session = qnn.load(big, qnn_libraries=qnn_libraries)
-        assert session(torch.ones(1, 1, 1))[0, 0, 0] == 3
-        session = qnn.load(small, qnn_libraries=qnn_libraries)
-        assert session(torch.ones(1, 64))[2] == 1
-
-    for _ in range(100):
-        cycle()
-    with flat(0.02):
-        for _ in range(1000):
-            cycle()
-
-    session = qnn.load(big, qnn_libraries=qnn_libraries)
-    for _ in range(10):
-        session = session.fork()
-    with flat(0.02):
-        for i in range(100):
+        for i in range(count):
             session(torch.zeros(1, 1, 1))
             session = session.fork() if i % 2 else [session.fork(), session.fork()][1]
-    assert session.read_state("a")[0, 0, 0] == 0.5
+        assert session.read_state("a")[0, 0, 0] == 0.5
+
+    forks(20)
+    with flat(0.02):
+        forks(100)
