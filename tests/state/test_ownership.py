@@ -20,6 +20,8 @@ from torch.utils import _pytree as pytree
 
 import executorch_qnn as qnn
 from executorch_qnn.aliasing.updates import sort
+from executorch_qnn.compile.compiler import CompileWorker, GraphRefused
+from executorch_qnn.compile.ir import Graph
 
 from .models import Model, _noise
 
@@ -238,6 +240,33 @@ def test_an_order_that_contradicts_the_data_is_found() -> None:
     assert [n.name for n in graph.nodes] == [x.name, b.name, c.name, a.name, "output"]
     with pytest.raises(AssertionError, match="contradicts"):
         sort(graph, {c: [b]})
+
+
+def many_steps(s: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+    old = s.a.clone()
+    s.a.mul_(0.5).add_(torch.tanh(x + s.b))
+    y = torch.sigmoid(s.a) * old
+    s.b.copy_(old)
+    s.c.copy_(torch.roll(s.c, 1, 0) + y)
+    return y + s.c, old
+
+
+@pytest.mark.parametrize("update", [many_steps, crossed, rotated, shifted_far])
+@pytest.mark.parametrize("largest", [1, 3])
+def test_a_graph_that_qnn_refuses_is_cut_without_harm_to_state(
+    update: Callable[..., Any], largest: int, check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_ = CompileWorker.compile
+
+    def refuse_large(worker: CompileWorker, graphs: Sequence[Graph], path: str) -> Any:
+        for graph in graphs:
+            if len({n.source for n in graph.nodes}) > largest:
+                raise GraphRefused(graph.name, "staged")
+        return compile_(worker, graphs, path)
+
+    monkeypatch.setattr(CompileWorker, "compile", refuse_large)
+    program = check.forward(Model(update, a=RAMP, b=-RAMP, c=RAMP + 1.0), *steps(3, 4))
+    assert len(program.report.methods["forward"].delegates) > 2
 
 
 # -- one method, and the CPU ----------------------------------------------------------------------

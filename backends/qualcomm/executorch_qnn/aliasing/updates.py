@@ -106,8 +106,9 @@ def guard_updates(
     for u in updates(ep, states):
         if u.new is None:
             continue
-        late = _after(u.new, order)
-        stale = [n for n in u.readers() if n in late]
+        readers = [n for n in u.readers() if n is not guarded(u.new)]  # that one comes before
+        late = _after(u.new, order) if readers else set()
+        stale = [n for n in readers if n in late]
         if stale:
             read_copy(graph, u.old, stale)
         for reader in u.readers():

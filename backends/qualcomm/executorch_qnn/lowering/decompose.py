@@ -68,6 +68,7 @@ def functionalise(
         elif rewrite := _REWRITES.get(node.target):
             rewrite(node)
     refresh_outputs(functional)
+    functional.graph.eliminate_dead_code()
     _written_parameters(functional)
     functional.graph_module.recompile()
     return functional
