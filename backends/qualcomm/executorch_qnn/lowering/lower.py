@@ -385,7 +385,7 @@ class _Lowering:
         if len(names) == 1:
             p.refused[names[0]] = f"QNN's compiler refuses it: {refused.reason}"
             return
-        low = p.epochs.get(names[0], 0.0)
+        low = max(p.epochs.get(n, 0.0) for n in names)
         above = [e for e in p.epochs.values() if e > low]
         high = min(above, default=low + 1.0)
         for name in names:

@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch.export import ExportedProgram
@@ -35,7 +36,8 @@ from torch.export import ExportedProgram
 from ..aliasing.updates import Update, guarded, is_guard
 
 TAG = "delegation_tag"
-Reasons = Mapping[torch.fx.Node, str | None]
+Reasons: TypeAlias = Mapping[torch.fx.Node, str | None]
+Order: TypeAlias = Mapping[torch.fx.Node, list[torch.fx.Node]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def cpu_touch(u: Update, reasons: Reasons, through_guards: bool) -> torch.fx.Nod
     return next((n for n in touching if reasons.get(n) is not None), None)
 
 
-def read_before_written(ups: Iterable[Update]) -> dict[torch.fx.Node, list[torch.fx.Node]]:
+def read_before_written(ups: Iterable[Update]) -> Order:
     """Reader of an old value to the nodes that make the new ones."""
     order: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for u in ups:

@@ -21,6 +21,7 @@ from ..ops.registry import aten_op, table
 from ..target import Target
 from .ownership import (
     TAG,
+    Order,
     Ownership,
     cpu_touch,
     not_in_one_partition,
@@ -47,7 +48,7 @@ class Plan:
     """What a partitioner decided about one program.
 
     Attributes:
-        partitions: tag to the names of its nodes, in graph order.
+        partitions: tag to the names of its nodes, getitems left out, in graph order.
         order: pairs of tags; the first one's delegate must be called before the second one's.
     """
 
@@ -144,20 +145,18 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         shared = [u for u in ups if u.fqn not in hosts] if self.ordered else []
         order = read_before_written(shared)
         levels = _levels(compute, {n for n in compute if reasons[n] is None}, order)
+        places = self._places(compute, levels, order)
         self.plan = Plan()
         names: dict[tuple[int, float], str] = {}
-        places: dict[str, tuple[int, float]] = {}
         for node in compute:
-            if reasons[node] is not None:
-                if not is_getitem(node) and reasons[node] != _IDLE:
-                    op = str(aten_op(node.target) or node.target)
-                    self.plan.cpu_ops.append(CpuOp(node.name, op, reasons[node] or ""))
-                continue
-            key = (levels[node], self.epochs.get(_anchor(node).name, 0.0))
-            tag = names.setdefault(key, f"{self.prefix}_{len(names)}")
-            places[tag] = key
-            node.meta[TAG] = tag
-            self.plan.partitions.setdefault(tag, []).append(node.name)
+            if reasons[node] is None:
+                tag = names.setdefault(places[node], f"{self.prefix}_{len(names)}")
+                node.meta[TAG] = tag
+                if not is_getitem(node):
+                    self.plan.partitions.setdefault(tag, []).append(node.name)
+            elif not is_getitem(node) and reasons[node] != _IDLE:
+                op = str(aten_op(node.target) or node.target)
+                self.plan.cpu_ops.append(CpuOp(node.name, op, reasons[node] or ""))
         _drop_without_inputs(ep, self.plan)
         _tag_constants(support.constants)
         for u in ups:
@@ -171,13 +170,29 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         for u in shared:
             readers, writer = partitions_of(u)
             if writer is not None:
-                assert all(places[r] <= places[writer] for r in readers), f"order of {u.fqn}"
                 self.plan.order.update((r, writer) for r in readers if r != writer)
         options = dataclasses.replace(
             self.options, states=states, worker=self.worker, agreed=self.ordered
         )
         spec = DelegationSpec("QnnDelegate", [options.spec()])
         return dict.fromkeys(self.plan.partitions, spec)
+
+    def _places(
+        self, nodes: list[torch.fx.Node], levels: Mapping[torch.fx.Node, int], order: Order
+    ) -> dict[torch.fx.Node, tuple[int, float]]:
+        """Level and epoch of each node, which is its partition; the pair falls along no edge."""
+        places: dict[torch.fx.Node, tuple[int, float]] = {}
+        before = _inverted(order)
+        for node in nodes:
+            if is_getitem(node):
+                places[node] = places[_anchor(node)]
+                continue
+            level, epoch = levels[node], self.epochs.get(node.name, 0.0)
+            for n in (*node.all_input_nodes, *before.get(node, ())):
+                if n in places and places[n][0] == level:
+                    epoch = max(epoch, places[n][1])
+            places[node] = level, epoch
+        return places
 
     def _own(self, ep: ExportedProgram, u: Update, slot: str, host: str | None) -> None:
         """Reports the owner of a buffer; of one that nothing touches there is nothing to report."""
@@ -271,10 +286,18 @@ def _anchor(node: torch.fx.Node) -> torch.fx.Node:
     return node
 
 
+def _inverted(order: Order) -> dict[torch.fx.Node, list[torch.fx.Node]]:
+    before: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for node, later in order.items():
+        for n in later:
+            before.setdefault(n, []).append(node)
+    return before
+
+
 def _levels(
     nodes: list[torch.fx.Node],
     supported: set[torch.fx.Node],
-    order: Mapping[torch.fx.Node, list[torch.fx.Node]],
+    order: Order,
 ) -> dict[torch.fx.Node, int]:
     """Numbers such that delegated nodes of one number form a partition without cycles.
 
@@ -284,10 +307,7 @@ def _levels(
     needs him.
     """
     level: dict[torch.fx.Node, int] = {}
-    before: dict[torch.fx.Node, list[torch.fx.Node]] = {}
-    for node, later in order.items():
-        for n in later:
-            before.setdefault(n, []).append(node)
+    before = _inverted(order)
     for node in nodes:
         earlier = (*node.all_input_nodes, *before.get(node, ()))
         low = max((level[i] for i in earlier if i in level), default=0)
