@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "graph/context.h"
 
-#include "core/stdout_capture.h"
-
 namespace executorch_qnn {
 
 Result<std::shared_ptr<ExecutableContext>> ExecutableContext::load(
@@ -11,7 +9,6 @@ Result<std::shared_ptr<ExecutableContext>> ExecutableContext::load(
   const Library& library = *context->backend_->library();
   ETQNN_ASSIGN(context->description_, inspect_context(library, binary, size));
   LogCapture log;
-  StdoutCapture quiet;
   abi::Error error = library.api().context_create_from_binary(
       context->backend_->handle(), context->backend_->device(), nullptr, binary, size,
       &context->handle_, nullptr);

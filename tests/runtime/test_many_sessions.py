@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -156,6 +158,43 @@ def test_a_fork_while_the_parent_runs_has_all_of_a_call_or_nothing(
     finally:
         done.set()
         runner.join()
+
+
+PRINT_WHILE_LOADING = """
+import os, sys, threading, torch, executorch_qnn as qnn
+
+session = qnn.load(sys.argv[1], qnn_libraries=sys.argv[2])
+del session  # the next one loads the context again
+done = threading.Event()
+
+def load():
+    for _ in range(20):
+        qnn.load(sys.argv[1], qnn_libraries=sys.argv[2])
+    done.set()
+
+thread = threading.Thread(target=load)
+thread.start()
+lines = 0
+while not done.is_set():
+    os.write(1, b"line\\n")
+    lines += 1
+thread.join()
+print(lines, file=sys.stderr)
+"""
+
+
+def test_what_other_threads_print_while_a_session_loads_is_not_lost(
+    lowered: Lower,  # noqa: F811
+    qnn_libraries: str,
+) -> None:
+    file = lowered(Heavy(), torch.zeros(1, 1024))
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT_WHILE_LOADING, file, qnn_libraries],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "line\n" * int(done.stderr.split()[-1])
 
 
 @pytest.mark.slow
