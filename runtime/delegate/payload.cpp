@@ -131,7 +131,7 @@ class Parser {
       return damaged("buffer " + d.name);
     }
     if (initial == kNamedData && state.initial_key.empty()) return damaged("buffer " + d.name);
-    if (!conversion(d.host_type, d.stored_type)) return newer("element types of buffer " + d.name);
+    if (!d.valid()) return newer("element types of buffer " + d.name);
     if (!fits(state)) {
       return damaged("buffer " + d.name + " is bound as " + to_string(state.binding) +
                      ", which its tensors do not fit");

@@ -37,6 +37,8 @@ struct ETQNN_API StateDescriptor {
   size_t stored_bytes() const { return elements() * element_bytes(stored_type); }
   size_t host_bytes() const { return elements() * element_bytes(host_type); }
   bool operator==(const StateDescriptor& other) const;
+  // Whether values of the host's type can be stored so.
+  bool valid() const;
   // "cache: float32[1, 4] stored as FLOAT16"
   std::string describe() const;
 };

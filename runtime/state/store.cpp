@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "state/store.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 namespace executorch_qnn {
@@ -11,6 +14,63 @@ Status wrong_size(const StateDescriptor& descriptor, size_t size) {
   return {ErrorKind::kState, "buffer " + descriptor.describe() + " has " +
                                  std::to_string(descriptor.host_bytes()) + " bytes, got " +
                                  std::to_string(size)};
+}
+
+// Calls `visit` with a zero of the integer type that `type` stores. False if it is none.
+template <class Visit>
+bool with_integer(abi::DataType type, const Visit& visit) {
+  switch (type) {
+    case abi::DataType::kUFixed8:
+      visit(uint8_t{});
+      return true;
+    case abi::DataType::kSFixed8:
+      visit(int8_t{});
+      return true;
+    case abi::DataType::kUFixed16:
+      visit(uint16_t{});
+      return true;
+    case abi::DataType::kSFixed16:
+      visit(int16_t{});
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Whether the host sees floats and the slot holds integers.
+bool is_quantized(const StateDescriptor& d) {
+  return d.encoding.quantized && d.host_type == ScalarType::kFloat32 &&
+         with_integer(d.stored_type, [](auto) {});
+}
+
+void dequantize(const StateDescriptor& d, const void* stored, float* host) {
+  with_integer(d.stored_type, [&](auto zero) {
+    const auto* from = static_cast<const decltype(zero)*>(stored);
+    for (size_t i = 0; i < d.elements(); ++i) {
+      host[i] = static_cast<float>(from[i] + d.encoding.offset) * d.encoding.scale;
+    }
+  });
+}
+
+// To the nearest, ties to even, what is out of range to the end of it: as PyTorch does. A value
+// that came from dequantize() gets its bits back.
+Status quantize(const StateDescriptor& d, const float* host, void* stored) {
+  for (size_t i = 0; i < d.elements(); ++i) {  // before a byte changes
+    if (std::isnan(host[i])) {
+      return {ErrorKind::kState, "buffer " + d.describe() + " cannot hold NaN"};
+    }
+  }
+  with_integer(d.stored_type, [&](auto zero) {
+    using Integer = decltype(zero);
+    auto* to = static_cast<Integer*>(stored);
+    const auto offset = static_cast<float>(d.encoding.offset);
+    for (size_t i = 0; i < d.elements(); ++i) {
+      const float q = std::nearbyint(host[i] / d.encoding.scale) - offset;
+      to[i] = static_cast<Integer>(std::clamp<float>(q, std::numeric_limits<Integer>::min(),
+                                                     std::numeric_limits<Integer>::max()));
+    }
+  });
+  return {};
 }
 
 // What is said of a slot that graphs use in different ways: that of the one that does most to it. A
@@ -61,6 +121,11 @@ const char* to_string(StateBinding binding) {
   return "unknown";
 }
 
+bool StateDescriptor::valid() const {
+  if (is_quantized(*this)) return std::isnormal(encoding.scale) && encoding.scale > 0;
+  return conversion(host_type, stored_type).has_value();
+}
+
 size_t StateDescriptor::elements() const {
   size_t count = 1;
   for (uint32_t dim : dims) count *= dim;
@@ -84,7 +149,7 @@ std::string StateDescriptor::describe() const {
 
 Result<StateSlot*> StateStore::bind(const StateDescriptor& descriptor, StateBinding binding,
                                     const InitialValue& initial) {
-  if (!conversion(descriptor.host_type, descriptor.stored_type)) {
+  if (!descriptor.valid()) {
     return Status(ErrorKind::kState,
                   "buffer " + descriptor.describe() + ": types do not go together");
   }
@@ -166,6 +231,11 @@ Result<std::shared_ptr<StateStore>> StateStore::fork() {
 Status StateStore::read(const StateSlot& slot, void* host, size_t size) {
   const StateDescriptor& d = slot.descriptor_;
   if (size != d.host_bytes()) return wrong_size(d, size);
+  if (is_quantized(d)) {
+    dequantize(d, slot.front_.address(), static_cast<float*>(host));
+    bytes_copied_ += d.stored_bytes();
+    return {};
+  }
   to_host(*conversion(d.host_type, d.stored_type), slot.front_.address(), host, d.elements(),
           element_bytes(d.stored_type));
   bytes_copied_ += d.stored_bytes();
@@ -175,6 +245,11 @@ Status StateStore::read(const StateSlot& slot, void* host, size_t size) {
 Status StateStore::write(StateSlot& slot, const void* host, size_t size) {
   const StateDescriptor& d = slot.descriptor_;
   if (size != d.host_bytes()) return wrong_size(d, size);
+  if (is_quantized(d)) {
+    ETQNN_TRY(quantize(d, static_cast<const float*>(host), slot.front_.address()));
+    bytes_copied_ += d.stored_bytes();
+    return {};
+  }
   const Conversion how = *conversion(d.host_type, d.stored_type);
   if (how == Conversion::kInt64Int32) {
     // Checked before a byte changes.

@@ -242,6 +242,54 @@ TEST(double_buffers_change_places_without_a_copy) {
   CHECK_EQ(store.bytes_copied(), copied);
 }
 
+TEST(a_quantized_slot_shows_reals_and_keeps_its_bits) {
+  StateStore store;
+  StateDescriptor d = descriptor("q", {256}, ScalarType::kFloat32, abi::DataType::kUFixed8);
+  d.encoding = {true, 0.05F, -100};  // real = (q - 100) * 0.05
+  std::vector<uint8_t> initial(256);
+  for (size_t i = 0; i < 256; ++i) initial[i] = static_cast<uint8_t>(i);
+  const auto owner = std::make_shared<std::vector<uint8_t>>(initial);
+  CHECK_VALUE(slot, store.bind(d, StateBinding::kInPlace, {owner, owner->data()}));
+  std::vector<float> reals(256);
+  CHECK_OK(store.read(*slot, reals.data(), 256 * sizeof(float)));
+  CHECK(reals[100] == 0 && reals[0] == -100 * 0.05F && reals[255] == 155 * 0.05F);
+  CHECK_OK(store.write(*slot, reals.data(), 256 * sizeof(float)));
+  CHECK(std::memcmp(slot->front(), initial.data(), 256) == 0);
+  reals[0] = 0.074F;  // 1.48 steps: down
+  reals[1] = 0.076F;  // 1.52: up
+  reals[2] = -1e9F;
+  reals[3] = INFINITY;
+  CHECK_OK(store.write(*slot, reals.data(), 256 * sizeof(float)));
+  const auto* stored = static_cast<const uint8_t*>(slot->front());
+  CHECK(stored[0] == 101 && stored[1] == 102 && stored[2] == 0 && stored[3] == 255);
+  reals[4] = NAN;
+  reals[0] = 1;
+  CHECK(store.write(*slot, reals.data(), 256 * sizeof(float)).kind() == ErrorKind::kState);
+  CHECK_EQ(stored[0], 101);
+}
+
+TEST(every_value_of_every_quantized_type_comes_back) {
+  for (const abi::DataType type : {abi::DataType::kUFixed8, abi::DataType::kSFixed8,
+                                   abi::DataType::kUFixed16, abi::DataType::kSFixed16}) {
+    const size_t bytes = element_bytes(type);
+    const uint32_t count = bytes == 1 ? 256 : 65536;
+    for (const float scale : {1e-6F, 0.1F, 1.0F / 3, 77.7F}) {
+      for (const int32_t offset : {0, -128, -32768, 13}) {
+        StateStore store;
+        StateDescriptor d = descriptor("q", {count}, ScalarType::kFloat32, type);
+        d.encoding = {true, scale, offset};
+        const auto all = std::make_shared<std::vector<uint8_t>>(count * bytes);
+        for (uint32_t i = 0; i < count; ++i) std::memcpy(all->data() + i * bytes, &i, bytes);
+        CHECK_VALUE(slot, store.bind(d, StateBinding::kInPlace, {all, all->data()}));
+        std::vector<float> reals(count);
+        CHECK_OK(store.read(*slot, reals.data(), count * sizeof(float)));
+        CHECK_OK(store.write(*slot, reals.data(), count * sizeof(float)));
+        CHECK(std::memcmp(slot->front(), all->data(), all->size()) == 0);
+      }
+    }
+  }
+}
+
 TEST(reset_restores_the_initial_values) {
   StateStore store;
   const auto initial = std::make_shared<std::vector<int32_t>>(1, 7);
