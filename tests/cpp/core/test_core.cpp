@@ -128,10 +128,16 @@ TEST(a_mapped_file_shows_its_bytes) {
   CHECK_EQ(std::string(static_cast<const char*>(file.data()), file.size()), "bytes");
 }
 
-TEST(what_cannot_be_mapped_is_an_io_error) {
+TEST(an_empty_file_has_no_bytes) {
   Scratch scratch;
   std::ofstream(scratch / "empty");
-  for (const std::string& path : {scratch / "missing", scratch / "empty", std::string("/tmp")}) {
+  CHECK_VALUE(file, MappedFile::open(scratch / "empty"));
+  CHECK_EQ(file.size(), 0u);
+}
+
+TEST(what_cannot_be_mapped_is_an_io_error) {
+  Scratch scratch;
+  for (const std::string& path : {scratch / "missing", std::string("/tmp")}) {
     Status status = MappedFile::open(path).status();
     CHECK(status.kind() == ErrorKind::kIo);
     CHECK_CONTAINS(status.message(), path);
