@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from executorch_qnn.compile.build import aliasing_is_sound
+from executorch_qnn.compile.hazards import aliasing_is_sound
 from executorch_qnn.compile.ir import DType, Graph, Kind, Node, Tensor
 
 

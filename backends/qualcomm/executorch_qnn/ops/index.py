@@ -3,7 +3,7 @@
 
 A write of rows into a buffer is one ScatterNd whose first input is the buffer itself, whatever
 PyTorch spelled it with: that is the form that can be bound in place (see
-`compile.build.aliasing_is_sound`).  Its index depends on the positions and on shapes only, so all
+`compile.hazards.aliasing_is_sound`).  Its index depends on the positions and on shapes only, so all
 buffers of one shape share it.  Or it is a `Patch`, and only the rows leave the graph.
 """
 

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Whether a state's input and output may have one address.
+
+QNN compiles a graph as if all of its tensors lay apart, and schedules reads of an input and writes
+of an output as it likes.  At sizes that are not staged whole, a read of the old value that comes
+after the write of its place gives the new one, and nothing reports it (measured on QAIRT 2.47 to
+2.51 for shifts and for late readers).  So one address is only given where the graph itself orders
+every read of a place before its write.
+"""
+
+from __future__ import annotations
+
+from .ir import Graph, Kind, Node, Tensor
+
+# Besides all that QNN calls ElementWise: ops whose output element depends on the input element at
+# the same place, and on nothing else of that input.  Reading place p of the input is then always an
+# ancestor of writing place p.
+_POINTWISE = frozenset({"Cast", "Relu", "ReluMinMax", "Sigmoid", "Tanh"})
+# Ops that copy their first input and overwrite some places: pointwise in that input alone.
+_SCATTER = frozenset({"ScatterNd", "ScatterElements"})
+
+
+def aliasing_is_sound(graph: Graph, source: Tensor, out: Tensor) -> tuple[bool, str]:
+    """Whether one address may hold both `source` (the old value) and `out` (the new one).
+
+    It may if every read of `source` happens before the write of the same place of `out` in every
+    schedule that respects data dependencies.  That holds when every path from `source` leads to
+    `out` through pointwise ops of one shape, and through scatters into what stands there.
+    Everything else gets two regions that are swapped.
+
+    Returns:
+        The verdict, and its reason in words.
+    """
+    if (source.shape, source.dtype, source.encoding) != (out.shape, out.dtype, out.encoding):
+        return False, f"{source.name} and {out.name} differ in shape, type or encoding"
+    users: dict[int, list[Node]] = {}
+    for node in graph.nodes:
+        for t in {id(t): t for t in node.inputs}.values():
+            users.setdefault(id(t), []).append(node)
+    readers = users.get(id(source), [])
+    if len(readers) == 1 and readers[0].type in _SCATTER and readers[0].outputs[0] is out:
+        node = readers[0]
+        if node.inputs[0] is source and all(t is not source for t in node.inputs[1:]):
+            return True, f"{node.name} writes its rows and nobody else reads the old value"
+    pending, seen = [source], {id(source)}
+    while pending:
+        t = pending.pop()
+        if t is out:
+            continue
+        if t is not source and t.kind is Kind.OUTPUT:
+            return False, f"{t.name} is an output that is computed from the old value"
+        if not users.get(id(t)):
+            return False, f"{t.name} is computed from the old value and not needed for the new one"
+        for node in users[id(t)]:
+            result = node.outputs[0]
+            overwrites = node.type in _SCATTER and all(i is not t for i in node.inputs[1:])
+            pointwise = node.type.startswith("ElementWise") or node.type in _POINTWISE
+            if not (overwrites or pointwise) or result.shape != source.shape:
+                return False, f"{node.name} ({node.type}) reads the old value, not place by place"
+            if id(result) not in seen:
+                seen.add(id(result))
+                pending.append(result)
+    return True, "the new value is computed place by place from the old one"
