@@ -141,3 +141,27 @@ def test_an_axis_without_elements_is_refused() -> None:
 @pytest.mark.usefixtures("qnn_libraries")
 def test_empty_pieces_of_a_cat_are_ignored() -> None:
     check(lambda x: torch.cat([torch.zeros(0), x], 1), data(torch.float32, 2, 3), exact=True)
+
+
+@pytest.mark.usefixtures("qnn_libraries")
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.bool, torch.float32], ids=str)
+def test_a_constant_beside_a_slice_is_no_padding(dtype: torch.dtype) -> None:
+    x = data(dtype, 2, 3, 4)
+
+    def constant(value: int, *shape: int) -> torch.Tensor:
+        return torch.full(shape, value, dtype=dtype)
+
+    cases: dict[str, Function] = {
+        "behind, last axis": lambda x: torch.cat([x[:, :, :3], constant(1, 2, 3, 1)], 2),
+        "behind, longer": lambda x: torch.cat([x[:, :1], constant(7, 2, 4, 4)], 1),
+        "behind, shorter": lambda x: torch.cat([x[:, :, :1], constant(7, 2, 3, 2)], 2),
+        "before": lambda x: torch.cat([constant(0, 1, 3, 4), x[1:]], 0),
+        "around": lambda x: torch.cat([constant(1, 2, 1, 4), x[:, 1:2], constant(3, 2, 1, 4)], 1),
+        "flat": lambda x: torch.cat([x.view(-1)[:17], constant(1, 7)]),
+        "a row that was selected": lambda x: torch.cat([x[:, 1], constant(1, 1, 4)], 0),
+        "gathered": lambda x: torch.cat([x[torch.tensor([0])], constant(1, 1, 3, 4)], 0),
+        "transposed": lambda x: torch.cat(
+            [x.transpose(0, 2)[:3], constant(1, 1, 3, 2)], 0
+        ).transpose(0, 2),
+    }
+    check_all([Case(name, fn, (x,), exact=True) for name, fn in cases.items()])

@@ -109,6 +109,10 @@ FUNCTIONS: list[tuple[str, Function, torch.Tensor, float]] = [
         POSITIVE,
         55,
     ),
+    ("softmax above axes of length 1", lambda x: x.reshape(-1, 4, 1, 1).softmax(1), X, 60),
+    ("softmax of a column", lambda x: (x.reshape(-1, 1) * 0.5).softmax(0), X, 55),
+    ("log_softmax of a column", lambda x: x.reshape(-1, 1).log_softmax(0), X, 60),
+    ("logsumexp of a column", lambda x: x.reshape(-1, 1).logsumexp(0), X, 55),
     ("length 1", lambda x: x[:, :1].sum(1) + x[:, :1].softmax(1).mean(1), X, 60),
 ]
 

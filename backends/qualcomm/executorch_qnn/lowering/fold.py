@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What depends on no input and no state is computed now, where no delegate has taken it."""
+"""What is known when a model is lowered: constants, and tensors without elements."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def fold_constants(ep: ExportedProgram, states: Container[str]) -> set[str]:
             constant = create_constant_placeholder(
                 ep, graph, f"c_{node.name}", InputKind.CONSTANT_TENSOR, made
             )
+        tensors[constant.name] = made  # for constants that are computed from it
         node.replace_all_uses_with(constant, propagate_meta=False)
     for node in reversed(list(constants)):
         if node.op == "call_function" and not node.users:
@@ -57,4 +58,20 @@ def fold_constants(ep: ExportedProgram, states: Container[str]) -> set[str]:
     return before - {n.name for n in graph.nodes}
 
 
-__all__ = ["fold_constants"]
+def drop_empty_pieces(ep: ExportedProgram) -> None:
+    """Takes tensors without elements out of every `cat`.
+
+    A window that a chunk replaces whole is `cat([window[chunk:], chunk])`, and no tensor without
+    elements can enter a delegate.
+    """
+    for node in ep.graph.nodes:
+        if node.target is not torch.ops.aten.cat.default:
+            continue
+        pieces = [piece for piece in node.args[0] if piece.meta["val"].numel()]
+        if pieces and len(pieces) < len(node.args[0]):
+            node.args = (pieces, *node.args[1:])
+    ep.graph.eliminate_dead_code()
+    ep.graph_module.recompile()
+
+
+__all__ = ["drop_empty_pieces", "fold_constants"]

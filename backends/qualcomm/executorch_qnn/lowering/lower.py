@@ -40,7 +40,7 @@ from .decompose import (
     rename_inputs,
 )
 from .delegates import called_by_shape, dense_boundaries, order_calls
-from .fold import fold_constants
+from .fold import drop_empty_pieces, fold_constants
 from .inputs import one_input_each, own_inputs
 from .kernels import can_open, check_kernels, has_kernel
 from .program import Program
@@ -235,6 +235,7 @@ class _Lowering:
             programs = {}
             for name, ep in exported.items():
                 programs[name] = functionalise(ep, self.kept)
+                drop_empty_pieces(programs[name])
                 rename_inputs(programs[name])
             slots = state_slots(programs)
             for name, ep in programs.items():

@@ -633,7 +633,32 @@ class Builder:
             key = ("cat", dim, *(x.const.key for x in xs if x.const))
             const = Const(lambda: torch.cat([m() for m in makes], dim), key)
             return Value(shape, xs[0].dtype, const=const)
+        if xs[0].dtype is DType.BOOL8 and any(x.is_const for x in xs):
+            # All QAIRT versions pad with False for a constant that is True throughout.
+            y = self.concat([self.cast(x, DType.FLOAT16) for x in xs], dim)
+            return self.cast(y, DType.BOOL8)
+        xs = self._unlike_padding(xs)
         return self.op("Concat", xs, shape, params={"axis": u32(dim)})
+
+    def _unlike_padding(self, xs: Sequence[Value]) -> Sequence[Value]:
+        """Operands of a Concat, constants in disguise if they are beside a slice.
+
+        HTP takes a constant of one value for padding, and padding of a slice for a larger slice:
+        the result holds what stands beside the slice instead of the constant.
+        """
+        producers = [self.producer(x.tensor) for x in xs if x.tensor is not None]
+        sliced = any(n is not None and n.type in ("StridedSlice", "Gather") for n in producers)
+        if not sliced or not any(x.is_const for x in xs):
+            return xs
+        some = next(x for x in xs if not x.is_const)
+        one = self.strided(some, (1,) * some.rank, [[0, 1, 1]] * some.rank)
+        never = self.binary("ElementWiseLess", one, one, DType.BOOL8)
+
+        def computed(x: Value) -> Value:
+            other = self.derived(x, "plus one", lambda t: t + 1, x.shape)
+            return self.elementwise("ElementWiseSelect", [never, other, x], x.dtype)
+
+        return [computed(x) if x.is_const else x for x in xs]
 
     def align(self, xs: Sequence[Value]) -> list[Value]:
         """Gives all values one rank, by leading axes of length one, so that they broadcast."""

@@ -300,8 +300,12 @@ def softmax(b: Builder, x: Value, dim: int, *_: object) -> Value:
     d = axis(dim, x.rank)
     if d >= x.rank:
         return b.expand(b.value(1.0), x.shape)
+    shape = x.shape
+    if math.prod(shape[d + 1 :]) == 1:
+        # HTP takes the ops below for its softmax of the last axis, also if that has length one.
+        x = b.reshape(x, shape[: d + 1])
     e = exponential(b, _below_maximum(b, x, d)[0], 0.0)
-    return quotient(b, e, reduce(b, "ReduceSum", e, [d]))
+    return b.reshape(quotient(b, e, reduce(b, "ReduceSum", e, [d])), shape)
 
 
 def _log_of_sum(b: Builder, below: Value, d: int) -> Value:
