@@ -71,6 +71,17 @@ def old_and_new(s: Model, x: Tensor) -> tuple[Tensor, Tensor]:
     return before, s.a * 2.0
 
 
+def decay(s: Model, x: Tensor) -> Tensor:
+    s.a.mul_(0.5).add_(x)
+    return s.a * 1.0
+
+
+def old_and_decayed(s: Model, x: Tensor) -> tuple[Tensor, Tensor]:
+    before = s.a * 1.0
+    s.a.mul_(0.5).add_(x)
+    return before, s.a * 2.0
+
+
 def returned_itself(s: Model, x: Tensor) -> tuple[Tensor, Tensor]:
     new = s.a * 0.5 + x
     s.a.copy_(new)
@@ -216,9 +227,11 @@ class Layered(nn.Module):
 
 RAMP = torch.arange(12.0).reshape(3, 4) / 4
 CASES = [
-    Case("accumulated", lambda: Model(accumulate, a=torch.zeros(3, 4)), _x(3, 4), "in_place"),
+    Case("accumulated", lambda: Model(accumulate, a=torch.zeros(3, 4)), _x(3, 4), "accumulate"),
     Case("starts where it was registered", lambda: Model(accumulate, a=RAMP), _x(3, 4)),
-    Case("old and new", lambda: Model(old_and_new, a=RAMP), _x(3, 4), "double_buffer"),
+    Case("old and new", lambda: Model(old_and_new, a=RAMP), _x(3, 4), "accumulate"),
+    Case("decayed", lambda: Model(decay, a=RAMP), _x(3, 4), "in_place"),
+    Case("old and decayed", lambda: Model(old_and_decayed, a=RAMP), _x(3, 4), "double_buffer"),
     Case("returned itself", lambda: Model(returned_itself, a=RAMP), _x(3, 4)),
     Case("old value returned", lambda: Model(old_value_returned, a=RAMP), _x(3, 4)),
     Case("view returned", lambda: Model(view_returned, a=RAMP), _x(3, 4)),
