@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Looks for random models that QNN gets wrong, and makes them small."""
+"""Looks for random models that QNN gets wrong, and makes them small.
+
+    python -m tests.state.search SERIES --models N --out FOLDER
+
+runs one series in this process; `benchmarks/random_models.py` runs many.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -116,3 +123,32 @@ def _outcome(source: str, run: Callable[..., Any], options: dict[str, Any]) -> E
         except Exception as e:
             return e
     return None
+
+
+def main() -> None:
+    """Runs one series; prints one line of JSON, and writes a failure to a file."""
+    parser = argparse.ArgumentParser(description="Runs one series of random models.")
+    parser.add_argument("series", type=int)
+    parser.add_argument("--models", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--shrink-s", type=float, default=120.0)
+    parser.add_argument("--qnn-libraries")
+    args = parser.parse_args()
+    running = args.out / f"series-{args.series}-running.py"
+    models, failure = search(
+        args.models,
+        args.series,
+        shrink_s=args.shrink_s,
+        before=running.write_text,  # what is left of a crash
+        qnn_libraries=args.qnn_libraries,
+    )
+    running.unlink(missing_ok=True)
+    file = None
+    if failure is not None:
+        file = args.out / f"series-{args.series}.py"
+        file.write_text(f"{failure}\n")
+    print(json.dumps({"models": models, "failure": file and str(file)}))
+
+
+if __name__ == "__main__":
+    main()
