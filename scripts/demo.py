@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +75,11 @@ def summary(exported: dict[str, Any]) -> list[str]:
     method = exported["report"]["methods"]["forward"]
     state = method["state"]
     owned = [entry for entry in state if entry["owner"] == "delegate"]
-    in_place = [entry for entry in owned if entry["binding"] == "in_place"]
+    bindings = Counter(entry["binding"] for entry in owned)
+    how = ", ".join(f"{count} {binding}" for binding, count in bindings.items())
     return [
         f"{len(method['delegates'])} delegate(s), {len(method['cpu_ops'])} ops on the CPU",
-        f"{len(state)} state buffers: {len(owned)} owned by the delegate, {len(in_place)} in place",
+        f"{len(state)} state buffers: {len(owned)} owned by the delegate ({how})",
         f"{exported['file']}: {exported['bytes'] / 2**20:.1f} MiB",
     ]
 
