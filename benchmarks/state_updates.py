@@ -141,10 +141,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         for name in ("prefill", "decode"):
             m, ran, state = row[name], row.get("run"), row["state_bytes"] / 1e6
+            sqnr = f"{ran['worst_sqnr_db']:.1f}" if ran else ""
             lines.append(
                 f"| {row['length']:,} | {row['strategy']} | {state:.1f} | {name} "
                 f"| {m['state_bytes_written']:,} | {m['ddr_write_bytes']:,} "
-                f"| {m['ddr_read_bytes']:,} | {ran['worst_sqnr_db'] if ran else math.nan:.1f} |"
+                f"| {m['ddr_read_bytes']:,} | {sqnr} |"
             )
     return "\n".join(lines)
 
