@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-SERIES = 25
+SERIES = 50
 """Models of a series."""
 
 
