@@ -167,6 +167,30 @@ def test_attention() -> None:
     )
 
 
+def test_many_scores_are_computed_head_by_head() -> None:
+    q, k, v = normal(1, 8, 96, 16), normal(1, 4, 1024, 16, seed=1), normal(1, 4, 1024, 8, seed=2)
+    seen = torch.rand(96, 1024, generator=torch.Generator().manual_seed(3)) > 0.4
+    of_each = torch.rand(1, 8, 96, 1024, generator=torch.Generator().manual_seed(4)) > 0.4
+
+    def grouped(*args: torch.Tensor) -> torch.Tensor:
+        return attend(*args, enable_gqa=True)
+
+    assert op_types(attend, q, q, q).count("MatMul") == 2
+    repeated = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    assert op_types(attend, q, *repeated, seen).count("MatMul") == 16
+    check_all(
+        [
+            Case("heads", attend, (q, *repeated, seen), 58),
+            Case("mask of each head", attend, (q, *repeated, of_each), 58),
+        ]
+    )
+    q, seen = normal(1, 16, 33, 16, seed=5), of_each[0, :, :33].repeat(2, 1, 1)
+    k, v = (torch.cat([x, x * 0.5], 1) for x in (k, v))  # 8 heads, each for two of queries
+    assert op_types(grouped, q[:, :, :32], k, v, seen[:, :32]).count("MatMul") == 2
+    assert op_types(grouped, q, k, v, seen).count("MatMul") == 16
+    check_all([Case("grouped", grouped, (q, k, v, seen), 58)])
+
+
 def test_scores_are_scaled_before_they_can_overflow() -> None:
     q = normal(1, 2, 4, 64, scale=60.0)
     check(attend, q, q, normal(1, 2, 4, 64), min_sqnr=50)

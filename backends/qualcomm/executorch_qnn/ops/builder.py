@@ -593,6 +593,10 @@ class Builder:
             return x
         length = max(0, -(-(stop - start) // step))
         shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+        if x.patch is not None and x.patch.dim != dim:
+            return x.patch.moved(
+                x.patch.dim, shape, lambda v: self.slice(v, dim, start, stop, step), x
+            )
         if x.is_const:
             index = (slice(None),) * dim + (slice(start, stop, step),)
             return self.derived(x, f"slice {dim} {start} {stop} {step}", lambda t: t[index], shape)

@@ -25,6 +25,9 @@ aten = torch.ops.aten
 # context binary besides the weights shrinks to a quarter (QAIRT 2.51, SM8650).
 _MAX_WEIGHT_BYTES = 4 << 20
 _TILE = 32
+# 64 queries of 8 heads over 2,048 keys write 18.7 MB as a whole and 0.2 MB head by head.  With
+# longer heads the compiler takes ten times as long and gains little (QAIRT 2.51, SM8650).
+_MANY_SCORES, _FEW_SCORES = 1 << 20, 1 << 18
 
 
 def _floats(b: Builder, *values: Value) -> None:
@@ -187,17 +190,46 @@ def attention(
     rows, columns = q.shape[-2], k.shape[-2]
     # Scaled before the product: scores that fit into fp16 must not leave it on the way.
     q = times(b, q, 1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    shape = (*broadcast(q.shape[:-2], q.shape[:-2] if enable_gqa else k.shape[:-2]), rows, columns)
-    k_t = b.transpose(k, _swapped(k.rank))
-    scores = b.reshape(product(b, _grouped(b, q, k, enable_gqa), k_t), shape)
     if is_causal:
         seen = torch.ones(rows, columns, dtype=torch.bool).tril()
         mask = b.const(torch.where(seen, 0.0, -math.inf))
+    return _attend(b, q, k, v, mask, enable_gqa)
+
+
+def _attend(
+    b: Builder, q: Value, k: Value, v: Value, mask: Value | None, enable_gqa: bool
+) -> Value:
+    """Attention of scaled queries; head by head, if the scores then stay in VTCM.
+
+    Scores, and what softmax makes of them on the way, otherwise go to memory and back.
+    """
+    rows, columns = q.shape[-2], k.shape[-2]
+    lead = broadcast(q.shape[:-2], q.shape[:-2] if enable_gqa else k.shape[:-2])
+    heads = k.shape[-3] if k.rank > 2 and k.shape[:-2] == v.shape[:-2] else 1
+    scores_bytes = 2 * math.prod(lead) * rows * columns
+    a_head = max(scores_bytes // heads, 2 * columns * k.shape[-1])
+    if heads > 1 and scores_bytes > _MANY_SCORES and a_head <= _FEW_SCORES:
+        parts = []
+        for i in range(heads):
+            one = [_head(b, x, i, heads) for x in (q, k, v)]
+            seen = None if mask is None else _head(b, mask, i, heads)
+            parts.append(_attend(b, *one, seen, enable_gqa))
+        return b.concat(parts, len(lead) - 1)
+    k_t = b.transpose(k, _swapped(k.rank))
+    scores = b.reshape(product(b, _grouped(b, q, k, enable_gqa), k_t), (*lead, rows, columns))
     if mask is not None:
         masked = mask.dtype is DType.BOOL8
         scores = select(b, mask, scores, -math.inf) if masked else plus(b, scores, mask)
     weights = _grouped(b, softmax(b, scores, -1), v, enable_gqa)
-    return b.reshape(product(b, weights, v), b.result.shape)
+    return b.reshape(product(b, weights, v), (*lead, rows, v.shape[-1]))
+
+
+def _head(b: Builder, x: Value, head: int, heads: int) -> Value:
+    """What goes with one of `heads` heads of keys: its queries, or all of a mask for all heads."""
+    if x.rank < 3 or x.shape[-3] == 1:
+        return x
+    each = x.shape[-3] // heads
+    return b.slice(x, x.rank - 3, head * each, (head + 1) * each)
 
 
 def _grouped(b: Builder, x: Value, of: Value, enable_gqa: bool) -> Value:
