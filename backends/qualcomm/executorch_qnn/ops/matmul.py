@@ -211,9 +211,9 @@ def _attend(
     if heads > 1 and scores_bytes > _MANY_SCORES and a_head <= _FEW_SCORES:
         parts = []
         for i in range(heads):
-            one = [_head(b, x, i, heads) for x in (q, k, v)]
+            q1, k1, v1 = (_head(b, x, i, heads) for x in (q, k, v))
             seen = None if mask is None else _head(b, mask, i, heads)
-            parts.append(_attend(b, *one, seen, enable_gqa))
+            parts.append(_attend(b, q1, k1, v1, seen, enable_gqa))
         return b.concat(parts, len(lead) - 1)
     k_t = b.transpose(k, _swapped(k.rank))
     scores = b.reshape(product(b, _grouped(b, q, k, enable_gqa), k_t), (*lead, rows, columns))
