@@ -23,6 +23,8 @@ import executorch_qnn as qnn
 class Rows(nn.Module):
     """A buffer of whole MiB in fp16, of which a call writes one row."""
 
+    rows: Tensor
+
     def __init__(self, mib: int) -> None:
         super().__init__()
         self.register_buffer("rows", torch.zeros(1, 512 * mib, 1024))

@@ -34,6 +34,9 @@ CHUNK, CHUNKS, TOKENS = 64, 3, 32
 class Layer(nn.Module):
     """Attention over a cache of `length` positions, and a residual sum."""
 
+    k: Tensor
+    v: Tensor
+
     def __init__(self, heads: int, depth: int, length: int) -> None:
         super().__init__()
         self.heads, width = heads, heads * depth
@@ -49,7 +52,8 @@ class Layer(nn.Module):
         self.k[:, :, at] = k
         self.v[:, :, at] = v
         y = nn.functional.scaled_dot_product_attention(q, self.k, self.v, attn_mask=mask)
-        return x + self.out(y.transpose(1, 2).flatten(2))
+        result: Tensor = x + self.out(y.transpose(1, 2).flatten(2))
+        return result
 
 
 class Decoder(nn.Module):
