@@ -198,6 +198,26 @@ def test_a_buffer_that_the_cpu_touches_is_the_session_s_too(
     check(qnn.load(file, qnn_libraries=qnn_libraries), 1)
 
 
+def test_a_nested_buffer_of_the_host_starts_from_its_value(
+    lowered: Callable[..., Path], qnn_libraries: str
+) -> None:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.ModuleList([HostBuffer()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner[0](x) * 0.5
+
+    session = qnn.load(lowered(Nested(), torch.zeros(2)), qnn_libraries=qnn_libraries)
+    assert session.state()["inner.0.h"].binding == "host"
+    for twin in (session, session.fork()):
+        assert twin.read_state("inner.0.h").tolist() == [0.25, 0.25]
+    x, model = torch.tensor([0.5, -1.0]), Nested()
+    for _ in range(2):
+        torch.testing.assert_close(session(x), model(x), rtol=4e-3, atol=4e-3)
+
+
 def test_a_value_that_only_the_second_partition_refuses_leaves_all_buffers_alone(
     lowered: Callable[..., Path], qnn_libraries: str
 ) -> None:

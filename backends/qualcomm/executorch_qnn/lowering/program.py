@@ -52,7 +52,9 @@ class Program:
         self._cpu_s = dict(cpu_s)
         edge._named_data_store.add_named_data(META_KEY, self._meta())
         hosts = [o.fqn for p in plans.values() for o in p.owners if o.owner == "host"]
-        passes = [InitializedMutableBufferPass(sorted(set(hosts)))] if hosts else []
+        # The pass looks for its patterns in the names of placeholders, which have no dots.
+        patterns = sorted({fqn.replace(".", "_") for fqn in hosts})
+        passes = [InitializedMutableBufferPass(patterns)] if hosts else []
         with called_by_shape(edge.exported_program(name) for name in edge.methods):
             self.executorch: ExecutorchProgramManager = edge.to_executorch(
                 ExecutorchBackendConfig(passes=passes, emit_mutable_buffer_names=True)
