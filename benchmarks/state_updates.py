@@ -158,6 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", default="512,2048,8192")
     parser.add_argument("--run", default="512")
+    parser.add_argument("--updates", default="scatter,delta")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--depth", type=int, default=64)
@@ -168,7 +169,7 @@ def main() -> None:
     execute = {int(n) for n in args.run.split(",") if n}
     rows = []
     for length in (int(n) for n in args.lengths.split(",")):
-        for strategy in ("scatter", "delta"):
+        for strategy in args.updates.split(","):
             rows.append(measure(strategy, length, args, length in execute))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     print(json.dumps(rows, indent=1) if args.json else table(rows))
