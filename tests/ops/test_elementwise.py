@@ -370,3 +370,19 @@ def test_the_edge_dialects_copies_are_copies() -> None:
         return ops._clone_dim_order.default(y, dim_order=[0, 1, 2])
 
     assert op_types(copies, X)[-1] == "Cast"
+
+
+@pytest.mark.usefixtures("qnn_libraries")
+def test_tanh_of_a_product_is_as_exact_as_tanh() -> None:
+    g = torch.Generator().manual_seed(0)
+    w = (torch.randn(16, 16, generator=g) / 16).half().float()
+    x = torch.randn(2, 4, 16, generator=g)
+    cases: dict[str, Function] = {
+        "product": lambda x: torch.tanh(x @ w),
+        "linear": lambda x: torch.tanh(F.linear(x, w, w[0])),
+        "sum": lambda x: torch.tanh(x @ w + x),
+        "cell": lambda x: torch.tanh(F.linear(x, w) + F.linear(x.flip(0), w)),
+        "attention": lambda x: torch.tanh(x @ x.transpose(1, 2) * 0.1 @ x),
+        "conv": lambda x: torch.tanh(F.conv1d(x, w[:4, :12].reshape(4, 4, 3))),
+    }
+    check_all([Case(name, fn, (x,), min_sqnr=62) for name, fn in cases.items()])
