@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the slow tests")
+    parser.addoption("--long", action="store_true", help="run everything, which takes an hour")
     parser.addoption(
         "--qnn-libraries",
         metavar="PATH",
@@ -29,12 +30,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    skip_slow = pytest.mark.skip(reason="slow; runs with --slow")
+    every = config.getoption("--long")
+    asked = {"slow": every or config.getoption("--slow"), "long": every}
     for item in items:
         if "qnn_libraries" in getattr(item, "fixturenames", ()):
             item.add_marker("qnn")
-        if item.get_closest_marker("slow") and not config.getoption("--slow"):
-            item.add_marker(skip_slow)
+        for name, run in asked.items():
+            if item.get_closest_marker(name) and not run:
+                item.add_marker(pytest.mark.skip(reason=f"{name}; runs with --{name}"))
 
 
 @pytest.fixture(scope="session")

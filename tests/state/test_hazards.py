@@ -281,7 +281,7 @@ def _cases() -> list[Any]:
             quick = form.quick and size == "0.5 MB"
             if size == "8 MB" and not form.quick:
                 continue
-            marks = () if quick else (pytest.mark.slow,)
+            marks = () if quick else (pytest.mark.long,)
             cases.append(pytest.param(form, shape, id=f"{name}, {size}", marks=marks))
     return cases
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """State as real models use it: filters, streaming convolutions, recurrent cells, caches, counters.
 
-Each runs small, and at a real size with `--slow`: buffers of a megabyte or so, and more calls.
+Each runs small, and at a real size with `--long`: buffers of a megabyte or so, and more calls.
 """
 
 from __future__ import annotations
@@ -498,7 +498,7 @@ _CASES = [
     pytest.param(
         _Case(function, SMALL if small else real, 6 if small else 12),
         id=f"{name}, {'small' if small else 'real'}",
-        marks=() if small else pytest.mark.slow,
+        marks=() if small else pytest.mark.long,
     )
     for name, (function, real) in USES.items()
     for small in (True, False)
