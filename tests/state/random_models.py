@@ -446,7 +446,9 @@ class _Generator:
         other = [v for v in self.method.scope if v not in same and self._converts(v, dtype)]
         form = self.upto(9)
         if same and form < 5:
-            return self.one(same).text
+            v = self.one(same)
+            # An in-place op whose operand overlaps what it writes in part gives anything in eager.
+            return f"{v.text}.clone()" if v.of and v.text != v.of else v.text
         if other and form < 8:
             return self._converted(self.one(other), dtype, shape)
         if len(self.method.inputs) < 5:
@@ -463,7 +465,7 @@ class _Generator:
         return v.dtype != FLOAT or dtype == FLOAT or (dtype == BOOL and v.exact)
 
     def _converted(self, v: Value, dtype: str, shape: Shape) -> str:
-        text = v.text
+        text = f"{v.text}.clone()" if v.of and v.shape != shape else v.text
         if v.dtype != dtype:
             if dtype == FLOAT and v.dtype == BOOL:
                 text = f"{text}.to(torch.float32)"
