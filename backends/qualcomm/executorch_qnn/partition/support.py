@@ -73,6 +73,8 @@ class Support:
         """The QNN ops that `node` alone becomes."""
         b = Builder("ask")
         env = Environment(b, self.tensors)
+        if any(0 in r.shape for r in metadata(node)):
+            raise Refused("its result has no elements")
 
         def value(source: torch.fx.Node) -> Any:
             if source in self.constants:
@@ -100,6 +102,8 @@ class Support:
         try:
             for r in metadata(node):
                 boundary_dtype(r.torch_dtype)
+                if 0 in r.shape:
+                    return f"{list(r.shape)} has no elements"
         except Refused as e:
             return str(e)
         return None
