@@ -8,7 +8,6 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..compile.payload import Binding
 from ..errors import IncompatiblePayload, QnnError, StateError
 from ..seal import program_sha256
 from .output import Output, add_common_options, human_bytes, table
@@ -83,6 +82,7 @@ def _io(entry: IOEntry) -> dict[str, Any]:
 
 def _state(entry: StateEntry) -> dict[str, Any]:
     from ..compile.ir import DType
+    from ..compile.payload import Binding
 
     count = 1
     for extent in entry.shape:

@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind
 from ..aliasing.updates import refresh_outputs
 from ..compile.build import Environment, constant_nodes, constant_tensors
 from ..ops.builder import Builder
+from ..ops.registry import aten_op
 
 _LIMIT = 1 << 20
 
@@ -58,6 +59,34 @@ def fold_constants(ep: ExportedProgram, states: Container[str]) -> set[str]:
     return before - {n.name for n in graph.nodes}
 
 
+def scalars_as_constants(ep: ExportedProgram) -> None:
+    """Makes numbers that stand for tensors constants, of the type that PyTorch computes in.
+
+    ExecuTorch does so too, but gives each number a type of its own (a 0-d int32 tensor plus two is
+    int64 then), and mixes up their order in a method without inputs.
+    """
+    graph = ep.graph
+    for node in list(graph.nodes):
+        op = aten_op(node.target)
+        if op is None or node.op != "call_function":
+            continue
+        tensor = next((a for a in node.args if isinstance(a, torch.fx.Node)), None)
+        for i, (arg, declared) in enumerate(zip(node.args, op._schema.arguments, strict=False)):
+            number = isinstance(arg, (bool, int, float))
+            if not number or tensor is None or str(declared.type) != "Tensor":
+                continue
+            dtype = torch.result_type(tensor.meta["val"], arg)
+            kind = str(dtype).removeprefix("torch.")
+            text = repr(arg).replace("-", "minus").replace("+", "").replace(".", "_")
+            name = f"c_number_{text}_{kind}"
+            with graph.inserting_before(next(iter(graph.nodes))):
+                constant = create_constant_placeholder(
+                    ep, graph, name, InputKind.CONSTANT_TENSOR, torch.tensor(arg, dtype=dtype)
+                )
+            node.update_arg(i, constant)
+    ep.graph_module.recompile()
+
+
 def drop_empty_pieces(ep: ExportedProgram) -> None:
     """Takes tensors without elements out of every `cat`.
 
@@ -74,4 +103,4 @@ def drop_empty_pieces(ep: ExportedProgram) -> None:
     ep.graph_module.recompile()
 
 
-__all__ = ["drop_empty_pieces", "fold_constants"]
+__all__ = ["drop_empty_pieces", "fold_constants", "scalars_as_constants"]
