@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -60,3 +61,22 @@ def test_numbers_keep_the_type_of_what_they_are_added_to(
         with torch.no_grad():
             want = methods[name][0](*inputs)
         torch.testing.assert_close(session.run(name, *inputs), want, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.uint8])
+def test_remainders_on_the_cpu_have_the_sign_of_the_divisor(
+    dtype: torch.dtype, tmp_path: Path, qnn_libraries: str
+) -> None:
+    class Remainders(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> list[Tensor]:
+            x = torch.bitwise_left_shift(x, 0)
+            return [x % 100, torch.remainder(x, -7 if dtype.is_signed else 7), x % y]
+
+    low = -128 if dtype.is_signed else 0
+    x = torch.arange(low, low + 256).to(dtype)
+    y = torch.tensor([3, -3, 127, -128] * 64).to(dtype)
+    program = qnn.lower(Remainders(), (x, y), target="SM8650", qnn_libraries=qnn_libraries)
+    program.save(tmp_path / "model.pte")
+    session = qnn.load(tmp_path / "model.pte", qnn_libraries=qnn_libraries)
+    for got, want in zip(session(x, y), Remainders()(x, y), strict=True):
+        assert torch.equal(got, want)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
+from ..aliasing.updates import refresh_outputs
 from ..errors import LoweringError
 from ..ops.registry import aten_op
 from ..partition import Plan
@@ -76,6 +77,41 @@ def check_kernels(method: str, ep: ExportedProgram, plan: Plan) -> None:
         else o
         for o in plan.cpu_ops
     ]
+
+
+def right_remainders(ep: ExportedProgram) -> None:
+    """Gives integer remainders on the CPU the sign of the divisor, as in PyTorch.
+
+    ExecuTorch's kernel has C's `%`, whose results have the sign of the dividend.
+    """
+    for node in list(ep.graph.nodes):
+        op = aten_op(node.target)
+        if op not in (aten.remainder.Scalar, aten.remainder.Tensor, aten.remainder.Scalar_Tensor):
+            continue
+        value, divisor = node.meta["val"], node.args[1]
+        if value.is_floating_point() or not value.dtype.is_signed:
+            continue
+        users = list(node.users)
+        with ep.graph.inserting_before(node.next):
+            if isinstance(divisor, torch.fx.Node):
+                below = _call(aten.lt.Scalar, node, 0), _call(aten.lt.Scalar, divisor, 0)
+                differ = _call(aten.logical_xor.default, *below)
+                wrong = _call(aten.logical_and.default, differ, _call(aten.ne.Scalar, node, 0))
+            else:
+                wrong = _call(aten.lt.Scalar if divisor > 0 else aten.gt.Scalar, node, 0)
+            right = _call(aten.where.self, wrong, _call(aten.add.Tensor, node, divisor), node)
+        for user in users:
+            user.replace_input_with(node, right)
+    refresh_outputs(ep)
+    ep.graph_module.recompile()
+
+
+def _call(op: OpOverload, *args: Any) -> torch.fx.Node:
+    """A call at the graph's insertion point, with the provenance of its first operand."""
+    first: torch.fx.Node = args[0]
+    call = first.graph.call_function(op, args)
+    call.meta = {**first.meta, "val": op(*torch.fx.map_arg(args, lambda n: n.meta["val"]))}
+    return call
 
 
 def _source_line(node: torch.fx.Node) -> str:

@@ -42,7 +42,7 @@ from .decompose import (
 from .delegates import called_by_shape, dense_boundaries, order_calls
 from .fold import drop_empty_pieces, fold_constants, scalars_as_constants
 from .inputs import one_input_each, own_inputs
-from .kernels import can_open, check_kernels, has_kernel
+from .kernels import can_open, check_kernels, has_kernel, right_remainders
 from .program import Program
 
 Module: TypeAlias = torch.nn.Module
@@ -269,6 +269,7 @@ class _Lowering:
                 folded = fold_constants(ep, slots[name])
                 plan = partitioners[name].plan
                 plan.cpu_ops = [op for op in plan.cpu_ops if op.node not in folded]
+                right_remainders(ep)
                 scalars_as_constants(ep)
                 edge[name] = _generate_edge_program(config, ep)
                 check_kernels(name, edge[name], partitioners[name].plan)
