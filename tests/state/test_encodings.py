@@ -24,7 +24,7 @@ from executorch_qnn.session import Session
 
 from .models import Model
 
-ROWS, WIDTH = 1024, 256  # 0.25 and 0.5 MB
+ROWS, WIDTH = 512, 128
 ENCODINGS = [
     (DType.UFIXED8, ScaleOffset(0.02, -131)),
     (DType.UFIXED16, ScaleOffset(1e-4, -40000)),
