@@ -16,8 +16,8 @@
 static char programs[1024], qnn[1024], scratch[1024];
 
 static const char* file(const char* folder, const char* name) {
-  static char paths[4][2100];
-  static int next;
+  static _Thread_local char paths[4][2100];
+  static _Thread_local int next;
   char* path = paths[next++ % 4];
   snprintf(path, sizeof paths[0], "%s/%s", folder, name);
   return path;
