@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Container, Mapping, Sequence
@@ -15,6 +16,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from ..aliasing import buffer, mutated_buffers
+from ..aliasing.slots import tensors
+from ..aliasing.updates import updates
 from ..errors import LoweringError
 from ..ops.builder import (
     Builder,
@@ -200,15 +203,7 @@ def _is_foldable(op: torch._ops.OpOverload) -> bool:
 
 def constant_tensors(ep: ExportedProgram, states: Container[str]) -> dict[str, torch.Tensor]:
     """Placeholder name to tensor, for every parameter, constant and buffer that is no state."""
-    found = {}
-    for spec in ep.graph_signature.input_specs:
-        if spec.target is None or spec.kind is InputKind.USER_INPUT or spec.target in states:
-            continue
-        t = ep.state_dict.get(spec.target)
-        t = ep.constants.get(spec.target) if t is None else t
-        if isinstance(t, torch.Tensor):
-            found[spec.arg.name] = t
-    return found
+    return {spec.arg.name: t for spec, t in tensors(ep) if spec.target not in states}
 
 
 def build(
@@ -264,35 +259,28 @@ def wide_slots(
         asked: slot to `torch.float16` or `torch.float32`; the rule decides where it says nothing.
     """
     names = {fqn: fqn for fqn in mutated_buffers(ep)} if states is None else states
+    number = _numbers(ep, names)
     wide = set()
-    for fqn, (old, new) in _updates(ep).items():
-        slot = names.get(fqn)
-        if slot is None or asked.get(slot) is torch.float16:
+    for u in updates(ep, names):
+        slot = names[u.fqn]
+        if u.new is None or asked.get(slot) is torch.float16:
             continue
-        if asked.get(slot) is torch.float32 or accumulation(new, old, _numbers(ep, names)):
+        if asked.get(slot) is torch.float32 or accumulation(u.new, u.old, number):
             wide.add(slot)
     return wide
 
 
-def _updates(ep: ExportedProgram) -> dict[str, tuple[torch.fx.Node, torch.fx.Node]]:
-    """Mutated buffer to the nodes of its old and its new value."""
-    nodes = {n.name: n for n in ep.graph.nodes}
-    old = {s.target: s.arg.name for s in ep.graph_signature.input_specs if s.target is not None}
-    return {
-        s.target: (nodes[old[s.target]], nodes[s.arg.name])
-        for s in ep.graph_signature.output_specs
-        if s.kind is OutputKind.BUFFER_MUTATION and s.target in old
-    }
-
-
 def _numbers(ep: ExportedProgram, states: Container[str]) -> Number:
     env = Environment(Builder(""), constant_tensors(ep, states))
-    constants = constant_nodes(ep.graph_module.graph, set(env.constants))
+
+    @functools.cache  # most partitions have no number to ask for
+    def constants() -> dict[torch.fx.Node, None]:
+        return constant_nodes(ep.graph_module.graph, set(env.constants))
 
     def number(arg: object) -> float | None:
         if isinstance(arg, (bool, int, float)):
             return float(arg)
-        if not isinstance(arg, torch.fx.Node) or arg not in constants:
+        if not isinstance(arg, torch.fx.Node) or arg not in constants():
             return None
         value = arg.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
@@ -439,11 +427,11 @@ class _PartitionBuilder:
         """What is added to states that are held in fp32, where they are added to."""
         number = _numbers(self.ep, self.states)
         found = {}
-        for fqn, (old, new) in _updates(self.ep).items():
-            if self.states.get(fqn) in self.wide:
-                step = accumulation(new, old, number, near=0.5)
+        for u in updates(self.ep, self.states):
+            if u.new is not None and self.states[u.fqn] in self.wide:
+                step = accumulation(u.new, u.old, number, near=0.5)
                 if step is not None:
-                    found[fqn] = step
+                    found[u.fqn] = step
         return found
 
     def _step(self, step: Linear, read: Value | None, shape: Shape) -> Value:
@@ -464,7 +452,7 @@ class _PartitionBuilder:
     def _patch(self, value: Value, read: Value | None) -> Patch | None:
         """The patch that is all that becomes of a state."""
         patch = value.patch
-        if patch is None or read is None or self.b.origin(patch.base).tensor is not read.tensor:
+        if patch is None or read is None or self.b.base(patch.base).tensor is not read.tensor:
             return None
         return patch
 

@@ -109,10 +109,11 @@ class Patch:
     rows: Value
     write: Callable[[], Value]
 
-    def moved(self, dim: int, shape: Shape, fn: Callable[[Value], Value], what: Value) -> Value:
-        """`fn(what)`, where `fn` only moves elements, and axis `dim` is where `self.dim` goes."""
-        patch = Patch(fn(self.base), dim, self.index, fn(self.rows), lambda: fn(self.write()))
-        return Value(shape, what.dtype, patch=patch)
+    def moved(self, dim: int, fn: Callable[[Value], Value]) -> Value:
+        """What `fn`, which only moves elements, makes of it; axis `self.dim` becomes `dim`."""
+        base = fn(self.base)
+        patch = Patch(base, dim, self.index, fn(self.rows), lambda: fn(self.write()))
+        return Value(base.shape, base.dtype, patch=patch)
 
 
 @dataclass(eq=False)
@@ -416,9 +417,9 @@ class Builder:
             def fn(v: Value) -> Value:
                 return self.reshape(v, (*s[:d], v.numel // (x.numel // s[d]), *s[d + 1 :]))
 
-            return x.patch.moved(d, s, fn, x)
+            return x.patch.moved(d, fn)
         self.tensor(x)
-        base = self.origin(x)
+        base = self.base(x)
         if qnn_shape(s) == qnn_shape(base.shape):
             return Value(s, x.dtype, base.tensor)
         y = self.op("Reshape", [base], s)
@@ -427,13 +428,17 @@ class Builder:
 
     def patches(self, x: Value, elements: int) -> bool:
         """Whether `x` with `elements` of it overwritten in rows should be a `Patch`."""
-        tensor = self.origin(x).tensor
+        worth = self.worth_patching.get(id(self.moved_from(x)))
+        return worth is not None and worth(elements)
+
+    def moved_from(self, x: Value) -> Tensor | None:
+        """The tensor whose elements `x` has, in whatever shape and order; `None` if none yet."""
+        tensor = x.tensor
         while tensor is not None and (node := self.producer(tensor)) is not None:
             if node.type not in ("Reshape", "Transpose"):
-                return False
+                break
             tensor = node.inputs[0]
-        worth = self.worth_patching.get(id(tensor))
-        return worth is not None and worth(elements)
+        return tensor
 
     def producer(self, tensor: Tensor) -> Node | None:
         """The op that computes `tensor`; `None` for inputs and constants."""
@@ -447,16 +452,11 @@ class Builder:
         """The value that `x` is only another shape of; `x` itself if there is none."""
         return self._views.get(id(x.tensor), x)
 
-    def origin(self, x: Value) -> Value:
-        """The value that `x` is a reshape of, or `x` itself."""
-        return self._views.get(id(x.tensor), x)
-
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:
         """`x` with its axes permuted; a permutation that meets its inverse costs nothing."""
         p = tuple(perm)
         if (patch := x.patch) is not None:
-            shape = tuple(x.shape[i] for i in p)
-            return patch.moved(p.index(patch.dim), shape, lambda v: self.transpose(v, p), x)
+            return patch.moved(p.index(patch.dim), lambda v: self.transpose(v, p))
         if (y := self.transposed_free(x, p)) is not None:
             return y
         if (y := self._pulled(x, p, {})) is not None:
@@ -594,9 +594,7 @@ class Builder:
         length = max(0, -(-(stop - start) // step))
         shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
         if x.patch is not None and x.patch.dim != dim:
-            return x.patch.moved(
-                x.patch.dim, shape, lambda v: self.slice(v, dim, start, stop, step), x
-            )
+            return x.patch.moved(x.patch.dim, lambda v: self.slice(v, dim, start, stop, step))
         if x.is_const:
             index = (slice(None),) * dim + (slice(start, stop, step),)
             return self.derived(x, f"slice {dim} {start} {stop} {step}", lambda t: t[index], shape)
@@ -675,9 +673,7 @@ class Builder:
         if s == x.shape:
             return x
         if x.patch is not None and x.shape[(d := x.patch.dim)] == s[(e := d + len(s) - x.rank)]:
-            return x.patch.moved(
-                e, s, lambda v: self.expand(v, (*s[:e], v.shape[d], *s[e + 1 :])), x
-            )
+            return x.patch.moved(e, lambda v: self.expand(v, (*s[:e], v.shape[d], *s[e + 1 :])))
         if x.is_const:
             y = self.derived(x, "expand", lambda t: t.expand(s), s)
         else:

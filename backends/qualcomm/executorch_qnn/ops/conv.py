@@ -125,9 +125,8 @@ def _turned(shape: Shape, i: int) -> Shape:
 
 def _is_padded_alike(b: Builder, x: Value, padding: tuple[int, int]) -> bool:
     """Whether a row is padded alike at both ends, be it by an op before, which QNN fuses."""
-    tensor = b.tensor(x)
-    while (node := b.producer(tensor)) and node.type in ("Reshape", "Transpose"):
-        tensor = node.inputs[0]
+    source = b.moved_from(x)
+    node = None if source is None else b.producer(source)
     amounts = [padding]
     if node is not None and node.type == "Pad":
         pads = node.params["pad_amount"]

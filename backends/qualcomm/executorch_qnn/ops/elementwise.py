@@ -264,13 +264,13 @@ _PRODUCTS = ("FullyConnected", "MatMul", "Conv2d", "DepthWiseConv2d", "Transpose
 
 def _of_product(b: Builder, x: Value) -> bool:
     """Whether `x` is a product of matrices or a convolution, maybe with something added."""
-    tensor = b.origin(x).tensor
+    tensor = b.base(x).tensor
     node = None if tensor is None else b.producer(tensor)
     if node is None or node.type != "ElementWiseAdd":
         return node is not None and node.type in _PRODUCTS
     return any(
         (of := b.producer(t)) is not None and of.type in _PRODUCTS
-        for t in (b.origin(b.value_of(i)).tensor for i in node.inputs)
+        for t in (b.base(b.value_of(i)).tensor for i in node.inputs)
         if t is not None
     )
 
