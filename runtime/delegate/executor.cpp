@@ -19,6 +19,13 @@ Status mismatch(const std::string& what) {
   return {ErrorKind::kInvalid, "the context binary does not fit its payload: " + what};
 }
 
+// Memory that lives as long as `owned`.
+Result<void*> allocate(size_t bytes, std::vector<Region>& owned) {
+  ETQNN_ASSIGN(Region region, Region::allocate(bytes));
+  owned.push_back(std::move(region));
+  return owned.back().address();
+}
+
 }  // namespace
 
 // Hands out the tensors of one side of a graph by name, each once.
@@ -59,9 +66,7 @@ class TensorTable {
     }
     ETQNN_TRY(check_encoding(spec, encoding));
     if (!taken_[i]) {
-      ETQNN_ASSIGN(Region region, Region::allocate(spec.bytes()));
-      data = region.address();
-      memory.push_back(std::move(region));
+      ETQNN_ASSIGN(data, allocate(spec.bytes(), memory));
       taken_[i] = true;
     }
     return data;
@@ -203,9 +208,7 @@ Status Executor::build_states(const Payload& payload, const std::vector<StateSlo
       ETQNN_ASSIGN(bound.input,
                    inputs.take(state.input, state.npu_type, npu_dims(d.dims), d.encoding));
       if (converted) {
-        ETQNN_ASSIGN(Region region, Region::allocate(npu_bytes));
-        bound.input_copy = region.address();
-        copies_.push_back(std::move(region));
+        ETQNN_ASSIGN(bound.input_copy, allocate(npu_bytes, copies_));
       }
     }
     if (state.binding == StateBinding::kDelta) {
@@ -223,9 +226,7 @@ Status Executor::build_states(const Payload& payload, const std::vector<StateSlo
       ETQNN_ASSIGN(bound.output,
                    outputs.take(state.output, state.npu_type, npu_dims(d.dims), d.encoding));
       if (converted) {
-        ETQNN_ASSIGN(Region region, Region::allocate(npu_bytes));
-        bound.output_copy = region.address();
-        copies_.push_back(std::move(region));
+        ETQNN_ASSIGN(bound.output_copy, allocate(npu_bytes, copies_));
       }
     }
     states_.push_back(bound);

@@ -130,34 +130,29 @@ nb::object to_python(const StateEncoding& encoding) {
   return nb::make_tuple(encoding.scale, encoding.offset);
 }
 
-nb::dict to_python(const StateInfo& info) {
-  const StateDescriptor& d = info.descriptor;
+nb::dict to_python(const StateDescriptor& d) {
   nb::dict result;
   result["fqn"] = d.name;
   result["shape"] = nb::tuple(nb::cast(d.dims));
   result["scalar_type"] = static_cast<int>(d.host_type);
   result["stored_dtype"] = static_cast<uint32_t>(d.stored_type);
   result["nbytes"] = d.stored_bytes();
+  result["encoding"] = to_python(d.encoding);
+  return result;
+}
+
+nb::dict to_python(const StateInfo& info) {
+  nb::dict result = to_python(info.descriptor);
   result["binding"] = info.binding;
   result["address"] = address(info.address);
   result["input_address"] = address(info.input_address);
   result["output_address"] = address(info.output_address);
-  result["encoding"] = to_python(d.encoding);
   return result;
 }
 
 nb::dict to_python(const StateFileInfo& info) {
   nb::list buffers;
-  for (const StateDescriptor& d : info.buffers) {
-    nb::dict buffer;
-    buffer["fqn"] = d.name;
-    buffer["shape"] = nb::tuple(nb::cast(d.dims));
-    buffer["scalar_type"] = static_cast<int>(d.host_type);
-    buffer["stored_dtype"] = static_cast<uint32_t>(d.stored_type);
-    buffer["nbytes"] = d.stored_bytes();
-    buffer["encoding"] = to_python(d.encoding);
-    buffers.append(buffer);
-  }
+  for (const StateDescriptor& buffer : info.buffers) buffers.append(to_python(buffer));
   nb::dict result;
   result["version"] = nb::make_tuple(info.major, info.minor);
   result["program_sha256"] = to_hex(info.program);

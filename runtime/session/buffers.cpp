@@ -5,20 +5,7 @@
 #include <mutex>
 
 namespace executorch_qnn {
-namespace {
-
-Status no_buffer(const std::string& name) {
-  return {ErrorKind::kState, "the program has no mutable buffer " + name};
-}
-
-Status check_size(const StateDescriptor& descriptor, size_t bytes) {
-  if (bytes == descriptor.host_bytes()) return {};
-  return {ErrorKind::kState, "buffer " + descriptor.describe() + " has " +
-                                 std::to_string(descriptor.host_bytes()) + " bytes, got " +
-                                 std::to_string(bytes)};
-}
-
-}  // namespace
+namespace {}  // namespace
 
 Status Buffers::add_host(const StateDescriptor& descriptor, void* address) {
   const auto [known, inserted] = host_.emplace(descriptor.name, Host{descriptor, address});
@@ -26,6 +13,22 @@ Status Buffers::add_host(const StateDescriptor& descriptor, void* address) {
   return {ErrorKind::kState, "buffer " + descriptor.name +
                                  " is kept by the host, and another method has a copy of its own: "
                                  "lower the program with share_mutable_buffers=True"};
+}
+
+Result<const Buffers::Host*> Buffers::host_buffer(const std::string& name) const {
+  const auto found = host_.find(name);
+  if (found != host_.end()) return &found->second;
+  return Status(ErrorKind::kState, "the program has no mutable buffer " + name);
+}
+
+Result<std::shared_ptr<StateStore>> Buffers::fork_store() const {
+  std::lock_guard<std::mutex> lock(store_->mutex());
+  return store_->fork();
+}
+
+void Buffers::reset_store() {
+  std::lock_guard<std::mutex> lock(store_->mutex());
+  store_->reset();
 }
 
 std::vector<StateInfo> Buffers::list() const {
@@ -45,28 +48,25 @@ std::vector<StateInfo> Buffers::list() const {
 Result<StateDescriptor> Buffers::describe(const std::string& name) const {
   std::lock_guard<std::mutex> lock(store_->mutex());
   if (const StateSlot* slot = store_->find(name)) return slot->descriptor();
-  const auto host = host_.find(name);
-  if (host == host_.end()) return no_buffer(name);
-  return host->second.descriptor;
+  ETQNN_ASSIGN(const Host* host, host_buffer(name));
+  return host->descriptor;
 }
 
 Status Buffers::read(const std::string& name, void* values, size_t bytes) const {
   std::lock_guard<std::mutex> lock(store_->mutex());
   if (const StateSlot* slot = store_->find(name)) return store_->read(*slot, values, bytes);
-  const auto host = host_.find(name);
-  if (host == host_.end()) return no_buffer(name);
-  ETQNN_TRY(check_size(host->second.descriptor, bytes));
-  std::memcpy(values, host->second.address, bytes);
+  ETQNN_ASSIGN(const Host* host, host_buffer(name));
+  ETQNN_TRY(host->descriptor.check_host_bytes(bytes));
+  std::memcpy(values, host->address, bytes);
   return {};
 }
 
 Status Buffers::write(const std::string& name, const void* values, size_t bytes) {
   std::lock_guard<std::mutex> lock(store_->mutex());
   if (StateSlot* slot = store_->find(name)) return store_->write(*slot, values, bytes);
-  const auto host = host_.find(name);
-  if (host == host_.end()) return no_buffer(name);
-  ETQNN_TRY(check_size(host->second.descriptor, bytes));
-  std::memcpy(host->second.address, values, bytes);
+  ETQNN_ASSIGN(const Host* host, host_buffer(name));
+  ETQNN_TRY(host->descriptor.check_host_bytes(bytes));
+  std::memcpy(host->address, values, bytes);
   return {};
 }
 

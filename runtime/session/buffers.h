@@ -35,6 +35,10 @@ class Buffers {
 
   const std::shared_ptr<StateStore>& store() const { return store_; }
 
+  // Those of the store alone.
+  Result<std::shared_ptr<StateStore>> fork_store() const;
+  void reset_store();
+
   // A buffer in planned memory. kState if one of its name lies elsewhere.
   Status add_host(const StateDescriptor& descriptor, void* address);
   bool has_host() const { return !host_.empty(); }
@@ -57,6 +61,7 @@ class Buffers {
     StateDescriptor descriptor;
     void* address = nullptr;
   };
+  Result<const Host*> host_buffer(const std::string& name) const;
   std::vector<StateRecord> records() const;
 
   std::shared_ptr<StateStore> store_;

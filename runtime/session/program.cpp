@@ -8,6 +8,7 @@
 
 #include "core/file.h"
 #include "delegate/failure.h"
+#include "memory/convert.h"
 #include "session/et_log.h"
 #include "session/kernels.h"
 #include "session/seal.h"
@@ -58,6 +59,12 @@ Status executorch_failure(et::Error error, const std::string& action, ErrorKind 
   if (why.empty()) why = et::to_string(error);
   if (error == et::Error::InvalidProgram) kind = ErrorKind::kIncompatible;
   return {kind, action + ": " + why, static_cast<uint64_t>(error)};
+}
+
+size_t tensor_bytes(int8_t type, const std::vector<int32_t>& dims) {
+  size_t bytes = element_bytes(static_cast<ScalarType>(type));
+  for (int32_t dim : dims) bytes *= static_cast<size_t>(dim);
+  return bytes;
 }
 
 Result<std::shared_ptr<const ProgramFile>> ProgramFile::open(const std::string& path,

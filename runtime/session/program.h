@@ -29,6 +29,9 @@ struct ValueInfo {
   std::vector<int32_t> dims;
 };
 
+// Bytes of a dense tensor; `type` is the number of c10::ScalarType.
+size_t tensor_bytes(int8_t type, const std::vector<int32_t>& dims);
+
 struct MethodInfo {
   std::vector<ValueInfo> inputs, outputs;
   std::vector<std::string> backends;

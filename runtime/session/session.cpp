@@ -283,12 +283,7 @@ Status Session::load(std::shared_ptr<StateStore> store) {
 
 Result<std::shared_ptr<Session>> Session::fork() const {
   std::lock_guard<std::mutex> lock(parts_->mutex);
-  std::shared_ptr<StateStore> store;
-  {
-    StateStore& own = *parts_->buffers->store();
-    std::lock_guard<std::mutex> store_lock(own.mutex());
-    ETQNN_ASSIGN(store, own.fork());
-  }
+  ETQNN_ASSIGN(std::shared_ptr<StateStore> store, parts_->buffers->fork_store());
   std::shared_ptr<Session> twin(new Session(program_));
   ETQNN_TRY(twin->load(std::move(store)));
   // Only what holds state has to be copied, but that does not show in the plan.
@@ -325,14 +320,12 @@ Status check_input(const InputValue& value, const ValueInfo& want, const std::st
   const auto* tensor = std::get_if<TensorView>(&value);
   if (tensor == nullptr) return {};
   bool fits = tensor->type == want.type && tensor->dims.size() == want.dims.size();
-  size_t elements = 1;
   for (size_t d = 0; fits && d < tensor->dims.size(); ++d) {
     // A dynamic dimension may be smaller than its bound; ExecuTorch knows which are.
     fits = tensor->dims[d] >= 0 && tensor->dims[d] <= want.dims[d];
-    elements *= static_cast<size_t>(tensor->dims[d]);
   }
   if (!fits) return does_not_fit(value, want, where);
-  const size_t bytes = elements * element_bytes(static_cast<ScalarType>(tensor->type));
+  const size_t bytes = tensor_bytes(tensor->type, tensor->dims);
   if (tensor->bytes != bytes) {
     return {ErrorKind::kState, where + " is " + describe_given(value) + " and takes " +
                                    std::to_string(bytes) + " bytes, got " +
@@ -344,8 +337,7 @@ Status check_input(const InputValue& value, const ValueInfo& want, const std::st
 
 Status check_output(const OutputValue& output, const ValueInfo& info, const std::string& where) {
   if (info.kind != ValueKind::kTensor || output.data == nullptr) return {};
-  size_t bytes = element_bytes(static_cast<ScalarType>(info.type));
-  for (int32_t dim : info.dims) bytes *= static_cast<size_t>(dim);
+  const size_t bytes = tensor_bytes(info.type, info.dims);
   if (output.capacity >= bytes) return {};
   return {ErrorKind::kInvalid, where + " is " + describe_expected(info) + " and takes up to " +
                                    std::to_string(bytes) + " bytes, there is room for " +
@@ -505,9 +497,7 @@ Status Session::write_state(const std::string& name, const void* values, size_t 
 
 Status Session::reset_state() {
   std::lock_guard<std::mutex> lock(parts_->mutex);
-  StateStore& store = *parts_->buffers->store();
-  std::lock_guard<std::mutex> store_lock(store.mutex());
-  store.reset();
+  parts_->buffers->reset_store();
   parts_->each_arena([](Arena& arena) { arena.restore(); });
   return {};
 }

@@ -123,12 +123,6 @@ Status set_dims(const std::vector<int32_t>& from, uint32_t& rank, int32_t* dims)
   return {};
 }
 
-size_t tensor_bytes(int8_t type, const std::vector<int32_t>& dims) {
-  size_t bytes = element_bytes(static_cast<ScalarType>(type));
-  for (int32_t dim : dims) bytes *= static_cast<size_t>(dim);
-  return bytes;
-}
-
 Status describe(const std::vector<ValueInfo>& side, size_t index, etqnn_value* about) {
   ETQNN_NOT_NULL(about);
   ETQNN_TRY(get(about, "about").status());
@@ -416,12 +410,7 @@ int etqnn_store_fork(etqnn_store* store, etqnn_store** twin) {
     ETQNN_NOT_NULL(twin);
     *twin = nullptr;
     ETQNN_NOT_NULL(store);
-    StateStore& own = *store->buffers.store();
-    std::shared_ptr<StateStore> copy;
-    {
-      std::lock_guard<std::mutex> lock(own.mutex());
-      ETQNN_ASSIGN(copy, own.fork());
-    }
+    ETQNN_ASSIGN(std::shared_ptr<StateStore> copy, store->buffers.fork_store());
     *twin = new etqnn_store(store->program, std::move(copy));
     return {};
   });
@@ -464,9 +453,7 @@ int etqnn_store_write_state(etqnn_store* store, const char* name, const void* va
 int etqnn_store_reset_state(etqnn_store* store) {
   return guarded([&]() -> Status {
     ETQNN_NOT_NULL(store);
-    StateStore& own = *store->buffers.store();
-    std::lock_guard<std::mutex> lock(own.mutex());
-    own.reset();
+    store->buffers.reset_store();
     return {};
   });
 }

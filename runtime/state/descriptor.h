@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/api.h"
+#include "core/status.h"
 #include "memory/convert.h"
 #include "qnn/abi.h"
 
@@ -39,6 +40,8 @@ struct ETQNN_API StateDescriptor {
   bool operator==(const StateDescriptor& other) const;
   // Whether values of the host's type can be stored so.
   bool valid() const;
+  // kState unless `size` is host_bytes().
+  Status check_host_bytes(size_t size) const;
   // "cache: float32[1, 4] stored as FLOAT16"
   std::string describe() const;
 };

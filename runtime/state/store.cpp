@@ -10,12 +10,6 @@
 namespace executorch_qnn {
 namespace {
 
-Status wrong_size(const StateDescriptor& descriptor, size_t size) {
-  return {ErrorKind::kState, "buffer " + descriptor.describe() + " has " +
-                                 std::to_string(descriptor.host_bytes()) + " bytes, got " +
-                                 std::to_string(size)};
-}
-
 // Calls `visit` with a zero of the integer type that `type` stores. False if it is none.
 template <class Visit>
 bool with_integer(abi::DataType type, const Visit& visit) {
@@ -126,6 +120,12 @@ bool StateDescriptor::valid() const {
   return conversion(host_type, stored_type).has_value();
 }
 
+Status StateDescriptor::check_host_bytes(size_t size) const {
+  if (size == host_bytes()) return {};
+  return {ErrorKind::kState, "buffer " + describe() + " has " + std::to_string(host_bytes()) +
+                                 " bytes, got " + std::to_string(size)};
+}
+
 size_t StateDescriptor::elements() const {
   size_t count = 1;
   for (uint32_t dim : dims) count *= dim;
@@ -230,21 +230,20 @@ Result<std::shared_ptr<StateStore>> StateStore::fork() {
 
 Status StateStore::read(const StateSlot& slot, void* host, size_t size) {
   const StateDescriptor& d = slot.descriptor_;
-  if (size != d.host_bytes()) return wrong_size(d, size);
+  ETQNN_TRY(d.check_host_bytes(size));
   if (is_quantized(d)) {
     dequantize(d, slot.front_.address(), static_cast<float*>(host));
-    bytes_copied_ += d.stored_bytes();
-    return {};
+  } else {
+    to_host(*conversion(d.host_type, d.stored_type), slot.front_.address(), host, d.elements(),
+            element_bytes(d.stored_type));
   }
-  to_host(*conversion(d.host_type, d.stored_type), slot.front_.address(), host, d.elements(),
-          element_bytes(d.stored_type));
   bytes_copied_ += d.stored_bytes();
   return {};
 }
 
 Status StateStore::write(StateSlot& slot, const void* host, size_t size) {
   const StateDescriptor& d = slot.descriptor_;
-  if (size != d.host_bytes()) return wrong_size(d, size);
+  ETQNN_TRY(d.check_host_bytes(size));
   if (is_quantized(d)) {
     ETQNN_TRY(quantize(d, static_cast<const float*>(host), slot.front_.address()));
     bytes_copied_ += d.stored_bytes();

@@ -45,10 +45,7 @@ def fold_constants(ep: ExportedProgram, states: Container[str]) -> set[str]:
         if not used or value.numel() * value.element_size() > _LIMIT:
             continue
         made = environment.evaluate(node).contiguous().clone()
-        with graph.inserting_before(next(iter(graph.nodes))):
-            constant = create_constant_placeholder(
-                ep, graph, f"c_{node.name}", InputKind.CONSTANT_TENSOR, made
-            )
+        constant = _constant(ep, f"c_{node.name}", made)
         tensors[constant.name] = made  # for constants that are computed from it
         node.replace_all_uses_with(constant, propagate_meta=False)
     for node in reversed(list(constants)):
@@ -65,8 +62,7 @@ def scalars_as_constants(ep: ExportedProgram) -> None:
     ExecuTorch does so too, but gives each number a type of its own (a 0-d int32 tensor plus two is
     int64 then), and mixes up their order in a method without inputs.
     """
-    graph = ep.graph
-    for node in list(graph.nodes):
+    for node in list(ep.graph.nodes):
         op = aten_op(node.target)
         if op is None or node.op != "call_function":
             continue
@@ -79,12 +75,17 @@ def scalars_as_constants(ep: ExportedProgram) -> None:
             kind = str(dtype).removeprefix("torch.")
             text = repr(arg).replace("-", "minus").replace("+", "").replace(".", "_")
             name = f"c_number_{text}_{kind}"
-            with graph.inserting_before(next(iter(graph.nodes))):
-                constant = create_constant_placeholder(
-                    ep, graph, name, InputKind.CONSTANT_TENSOR, torch.tensor(arg, dtype=dtype)
-                )
-            node.update_arg(i, constant)
+            node.update_arg(i, _constant(ep, name, torch.tensor(arg, dtype=dtype)))
     ep.graph_module.recompile()
+
+
+def _constant(ep: ExportedProgram, name: str, value: torch.Tensor) -> torch.fx.Node:
+    """The program's constant of that name, made with `value` if there is none."""
+    with ep.graph.inserting_before(next(iter(ep.graph.nodes))):
+        node: torch.fx.Node = create_constant_placeholder(
+            ep, ep.graph, name, InputKind.CONSTANT_TENSOR, value
+        )
+    return node
 
 
 def drop_empty_pieces(ep: ExportedProgram) -> None:

@@ -272,7 +272,7 @@ class _Lowering:
                 right_remainders(ep)
                 scalars_as_constants(ep)
                 edge[name] = _generate_edge_program(config, ep)
-                check_kernels(name, edge[name], partitioners[name].plan)
+                check_kernels(name, edge[name], plan)
             manager = EdgeProgramManager(edge, dict(constant_methods), config)
         plans = {name: p.plan for name, p in partitioners.items()}
         return Program(manager, exported, plans, self.target, self.stage.cpu_s)
