@@ -27,6 +27,16 @@ std::vector<Payload> counter_payloads(std::vector<std::string> graphs = {"forwar
   return all;
 }
 
+// A program's first delegate, with a store of its own.
+struct Loaded {
+  explicit Loaded(const Program& program) : delegate(program, 0, load, token.text()) {}
+
+  Load load;
+  std::shared_ptr<StateStore> store = std::make_shared<StateStore>();
+  StoreToken token{store, ""};
+  Delegate delegate;
+};
+
 struct Call {
   Arg x{ScalarType::kInt32, {1, 4}}, t{ScalarType::kInt64, {2}};
   Arg y{ScalarType::kInt32, {1, 4}}, u{ScalarType::kInt64, {2}};
@@ -48,21 +58,18 @@ TEST(the_backend_is_registered_under_its_id) {
 
 TEST(a_call_converts_at_the_boundary_and_steps_the_state) {
   Program program(counter_payloads());
-  Load load;
-  auto store = std::make_shared<StateStore>();
-  StoreToken token(store, "");
-  Delegate delegate(program, 0, load, token.text());
-  CHECK_OK(delegate.failure);
+  Loaded loaded(program);
+  CHECK_OK(loaded.delegate.failure);
   Call call;
   call.x.as<int32_t>()[2] = 5;
   call.t.as<int64_t>()[1] = -3;
   for (int i = 1; i <= 3; ++i) {
-    CHECK(delegate.execute(call.args) == et::Error::Ok);
+    CHECK(loaded.delegate.execute(call.args) == et::Error::Ok);
     CHECK_EQ(call.y.as<int32_t>()[2], 5);
     CHECK_EQ(call.y.as<int32_t>()[0], 1);
     CHECK_EQ(call.u.as<int64_t>()[1], -3);
-    CHECK_EQ(counter(*store, "n"), i);
-    CHECK_EQ(counter(*store, "d"), i);
+    CHECK_EQ(counter(*loaded.store, "n"), i);
+    CHECK_EQ(counter(*loaded.store, "d"), i);
   }
 }
 
@@ -92,16 +99,13 @@ TEST(floats_cross_as_fp16_whatever_their_value) {
 
 TEST(an_in_place_slot_has_one_address_and_it_is_what_qnn_gets) {
   Program program(counter_payloads());
-  Load load;
-  auto store = std::make_shared<StateStore>();
-  StoreToken token(store, "");
-  Delegate delegate(program, 0, load, token.text());
+  Loaded loaded(program);
   Call call;
-  const StateSlot* n = store->find("n");
-  const StateSlot* d = store->find("d");
+  const StateSlot* n = loaded.store->find("n");
+  const StateSlot* d = loaded.store->find("d");
   for (int i = 0; i < 4; ++i) {
     const void* front = d->front();
-    CHECK(delegate.execute(call.args) == et::Error::Ok);
+    CHECK(loaded.delegate.execute(call.args) == et::Error::Ok);
     CHECK(null_input(0) == n->front() && null_output(0) == n->front());
     CHECK(null_input(1) == front && null_output(1) != front);
     CHECK(d->front() == null_output(1));
@@ -114,19 +118,16 @@ TEST(an_in_place_slot_has_one_address_and_it_is_what_qnn_gets) {
 TEST(an_execution_allocates_nothing_and_copies_no_state) {
   if (!allocations::counted()) return;
   Program program(counter_payloads());
-  Load load;
-  auto store = std::make_shared<StateStore>();
-  StoreToken token(store, "");
-  Delegate delegate(program, 0, load, token.text());
+  Loaded loaded(program);
   Call call;
-  const uint64_t copied = store->bytes_copied();
+  const uint64_t copied = loaded.store->bytes_copied();
   for (int i = 0; i < 5; ++i) {
     allocations::Counter counter;
-    const et::Error error = delegate.execute(call.args);
+    const et::Error error = loaded.delegate.execute(call.args);
     CHECK_EQ(counter.count(), 0u);
     CHECK(error == et::Error::Ok);
   }
-  CHECK_EQ(store->bytes_copied(), copied);
+  CHECK_EQ(loaded.store->bytes_copied(), copied);
   allocations::Counter control;
   delete new std::string(100, 'x');
   CHECK(control.count() >= 2);
@@ -167,40 +168,34 @@ std::vector<int32_t> values(StateStore& store, const char* name) {
 
 TEST(new_rows_are_placed_where_the_graph_says) {
   Program program = row_program();
-  Load load;
-  auto store = std::make_shared<StateStore>();
-  StoreToken token(store, "");
-  Delegate delegate(program, 0, load, token.text());
-  CHECK_OK(delegate.failure);
+  Loaded loaded(program);
+  CHECK_OK(loaded.delegate.failure);
   RowCall call({1, 2, 3, 4, 5, 6, 7, 8}, {4, 1});
-  CHECK(delegate.execute(call.args) == et::Error::Ok);
-  CHECK(values(*store, "k") == (std::vector<int32_t>{0, 0, 3, 4, 0, 0, 0, 0, 1, 2}));
-  CHECK(values(*store, "v") == (std::vector<int32_t>{0, 6, 0, 0, 5, 0, 8, 0, 0, 7}));
+  CHECK(loaded.delegate.execute(call.args) == et::Error::Ok);
+  CHECK(values(*loaded.store, "k") == (std::vector<int32_t>{0, 0, 3, 4, 0, 0, 0, 0, 1, 2}));
+  CHECK(values(*loaded.store, "v") == (std::vector<int32_t>{0, 6, 0, 0, 5, 0, 8, 0, 0, 7}));
   RowCall twice({1, 1, 9, 9, 1, 9, 1, 9}, {2, 2});  // of equal positions the last one counts
   if (allocations::counted()) {
     allocations::Counter counter;
-    const et::Error error = delegate.execute(twice.args);
+    const et::Error error = loaded.delegate.execute(twice.args);
     CHECK_EQ(counter.count(), 0u);
     CHECK(error == et::Error::Ok);
   } else {
-    CHECK(delegate.execute(twice.args) == et::Error::Ok);
+    CHECK(loaded.delegate.execute(twice.args) == et::Error::Ok);
   }
-  CHECK(values(*store, "k") == (std::vector<int32_t>{0, 0, 3, 4, 9, 9, 0, 0, 1, 2}));
-  CHECK(values(*store, "v") == (std::vector<int32_t>{0, 6, 9, 0, 5, 0, 8, 9, 0, 7}));
+  CHECK(values(*loaded.store, "k") == (std::vector<int32_t>{0, 0, 3, 4, 9, 9, 0, 0, 1, 2}));
+  CHECK(values(*loaded.store, "v") == (std::vector<int32_t>{0, 6, 9, 0, 5, 0, 8, 9, 0, 7}));
 }
 
 TEST(a_position_outside_of_the_buffer_is_refused_and_no_row_is_placed) {
   Program program = row_program();
-  Load load;
-  auto store = std::make_shared<StateStore>();
-  StoreToken token(store, "");
-  Delegate delegate(program, 0, load, token.text());
+  Loaded loaded(program);
   for (const int32_t wrong : {5, -1, INT32_MAX, INT32_MIN}) {
     RowCall call({1, 2, 3, 4, 5, 6, 7, 8}, {3, wrong});
-    CHECK(delegate.execute(call.args) != et::Error::Ok);
+    CHECK(loaded.delegate.execute(call.args) != et::Error::Ok);
     CHECK(take_failure().message().find("position " + std::to_string(wrong)) != std::string::npos);
-    CHECK(values(*store, "k") == std::vector<int32_t>(10));
-    CHECK(values(*store, "v") == std::vector<int32_t>(10));
+    CHECK(values(*loaded.store, "k") == std::vector<int32_t>(10));
+    CHECK(values(*loaded.store, "v") == std::vector<int32_t>(10));
   }
 }
 
@@ -213,20 +208,17 @@ TEST(a_slot_wider_than_the_graph_takes_what_is_added) {
       state("c", StateBinding::kCopied, {3}, ScalarType::kFloat32, abi::DataType::kFloat32);
   copied.npu_type = abi::DataType::kFloat16;
   Program program({payload("f", {s, copied}, {}, {})});
-  Load load;
-  auto store = std::make_shared<StateStore>();
-  StoreToken token(store, "");
-  Delegate delegate(program, 0, load, token.text());
-  CHECK_OK(delegate.failure);
+  Loaded loaded(program);
+  CHECK_OK(loaded.delegate.failure);
   const float start[] = {0x1p-20F, 4096.5F, 1.0F};
-  CHECK_OK(store->write(*store->find("m"), start, sizeof start));
-  CHECK_OK(store->write(*store->find("c"), start, sizeof start));
+  CHECK_OK(loaded.store->write(*loaded.store->find("m"), start, sizeof start));
+  CHECK_OK(loaded.store->write(*loaded.store->find("c"), start, sizeof start));
   std::vector<et::EValue*> none;
-  CHECK(delegate.execute(none) == et::Error::Ok);
+  CHECK(loaded.delegate.execute(none) == et::Error::Ok);
   // The null graph gives back what it read, rounded to fp16, one unit more in the first place.
   float m[3], c[3];
-  CHECK_OK(store->read(*store->find("m"), m, sizeof m));
-  CHECK_OK(store->read(*store->find("c"), c, sizeof c));
+  CHECK_OK(loaded.store->read(*loaded.store->find("m"), m, sizeof m));
+  CHECK_OK(loaded.store->read(*loaded.store->find("c"), c, sizeof c));
   CHECK(m[0] == 0x1p-20F + 0x1.1p-22F && m[1] == 4096.5F + 1024 && m[2] == 1.25F);
   CHECK(c[0] == 0x1.1p-20F && c[1] == 4096 && c[2] == 1);
 }
@@ -456,30 +448,24 @@ TEST(a_wrong_number_of_arguments_is_refused) {
 
 TEST(an_int64_that_does_not_fit_is_refused_and_the_state_stays) {
   Program program(counter_payloads());
-  Load load;
-  auto store = std::make_shared<StateStore>();
-  StoreToken token(store, "");
-  Delegate delegate(program, 0, load, token.text());
+  Loaded loaded(program);
   Call call;
   call.t.as<int64_t>()[1] = int64_t{1} << 31;
-  CHECK(delegate.execute(call.args) == et::Error::InvalidArgument);
+  CHECK(loaded.delegate.execute(call.args) == et::Error::InvalidArgument);
   CHECK_CONTAINS(take_failure().message(), "input 1 holds an int64");
-  CHECK_EQ(counter(*store), 0);
+  CHECK_EQ(counter(*loaded.store), 0);
 }
 
 TEST(a_failure_of_qnn_carries_its_words_and_swaps_nothing) {
   Program program(counter_payloads(), null_qnn::kFail);
-  Load load;
-  auto store = std::make_shared<StateStore>();
-  StoreToken token(store, "");
-  Delegate delegate(program, 0, load, token.text());
+  Loaded loaded(program);
   Call call;
-  const void* front = store->find("d")->front();
-  CHECK(delegate.execute(call.args) == et::Error::Internal);
+  const void* front = loaded.store->find("d")->front();
+  CHECK(loaded.delegate.execute(call.args) == et::Error::Internal);
   const Status failure = take_failure();
   CHECK(failure.kind() == ErrorKind::kQnn);
   CHECK_CONTAINS(failure.message(), "the null graph fails as asked");
-  CHECK(store->find("d")->front() == front);
+  CHECK(loaded.store->find("d")->front() == front);
 }
 
 // ------------------------------------------------------------------------------------- bad loads
