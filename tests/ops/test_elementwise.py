@@ -373,6 +373,25 @@ def test_the_edge_dialects_copies_are_copies() -> None:
 
 
 @pytest.mark.usefixtures("qnn_libraries")
+def test_limits_of_a_product_with_a_bias_lose_no_digits() -> None:
+    """Up to QAIRT 2.49 a fused ReluMinMax is exact relative to its lower limit only."""
+    g = torch.Generator().manual_seed(0)
+    w = (torch.randn(16, 16, generator=g) / 16).half().float()
+    x = torch.randn(2, 4, 16, generator=g)
+    cases: dict[str, Function] = {
+        "wide": lambda x: torch.clamp(F.linear(x, w, w[0]), -60.0, 60.0),
+        "hardtanh": lambda x: F.hardtanh(F.linear(x, w, w[0]) * 3.0),
+        "above zero": lambda x: torch.clamp(F.linear(x, w, w[0]), 0.1, 3.0),
+        "relu6": lambda x: F.relu6(F.linear(x, w, w[0])),
+        "exp": lambda x: torch.exp(F.linear(x, w, w[0])),
+        "conv": lambda x: torch.clamp(
+            F.conv1d(x, w[:4, :12].reshape(4, 4, 3), w[0, :4]), -60.0, 60.0
+        ),
+    }
+    check_all([Case(name, fn, (x,), min_sqnr=62) for name, fn in cases.items()])
+
+
+@pytest.mark.usefixtures("qnn_libraries")
 def test_tanh_of_a_product_is_as_exact_as_tanh() -> None:
     g = torch.Generator().manual_seed(0)
     w = (torch.randn(16, 16, generator=g) / 16).half().float()
