@@ -133,16 +133,17 @@ def read_copy(
 def drop_idle_guards(ep: ExportedProgram) -> None:
     """Removes guards that no delegate took and that guard nothing.
 
-    A guard is idle when it is not returned, or returns a value that is computed (no placeholder)
-    and returned only once: on the CPU, buffers are written when everything else is done.
+    A guard is idle when it is not returned, or returns a value that is computed (no placeholder and
+    no view of one) and returned only once: on the CPU, buffers are written when everything else is
+    done.
     """
     graph = ep.graph_module.graph
     output = graph.output_node()
     for node in list(graph.nodes):
-        if not is_guard(node) or node.target not in (aten.clone.default, aten.where.self):
+        if not is_guard(node) or not (_is_clone(node) or node.target is aten.where.self):
             continue
         source = guarded(node)
-        computed_once = source.op != "placeholder" and output not in source.users
+        computed_once = _base(source).op != "placeholder" and output not in source.users
         if output not in node.users or computed_once:
             node.replace_all_uses_with(source, propagate_meta=False)
             graph.erase_node(node)
@@ -191,10 +192,30 @@ def refresh_outputs(ep: ExportedProgram) -> None:
 def _bypass_clones(output: torch.fx.Node, index: int) -> None:
     """Takes clones out of the way of an update, so that what makes the value is in sight."""
     returned: Any = output.args[0]
-    while (clone := returned[index]).target is aten.clone.default:
+    while _is_clone(clone := returned[index]):
         clone.replace_all_uses_with(clone.args[0], propagate_meta=False)
         clone.graph.erase_node(clone)
         returned = output.args[0]
+
+
+def _base(node: torch.fx.Node) -> torch.fx.Node:
+    """What a value is a view of, or was before the edge dialect made a copy of the view.
+
+    ExecuTorch makes a `view_copy` a view again when it plans the memory.
+    """
+    while node.op == "call_function" and (schema := getattr(node.target, "_schema", None)):
+        views = any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
+        if not views and schema.name not in ("aten::view_copy", "aten::_unsafe_view"):
+            break
+        assert isinstance(node.args[0], torch.fx.Node)
+        node = node.args[0]
+    return node
+
+
+def _is_clone(node: torch.fx.Node) -> bool:
+    """Whether a node is a clone, of the ATen or the edge dialect."""
+    name = getattr(getattr(node.target, "_schema", None), "name", None)
+    return name in ("aten::clone", "dim_order_ops::_clone_dim_order")
 
 
 def _mark(guard: torch.fx.Node, source: torch.fx.Node) -> None:

@@ -1,29 +1,40 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""From `torch.export`'s training IR to functional core ATen, with composite ops left whole.
+"""From `torch.export`'s training IR to functional core ATen, with wanted composite ops left whole.
 
-A program is retraced exactly once.  Retracing a functional program again is not only slow but
+A program is retraced at most once.  Retracing a functional program again is not only slow but
 unsound: it replays the buffer updates one after another, and gives wrong values when they cross
-(`b.copy_(c); c.copy_(x)`).  What has to be opened after that is opened node by node.
+(`b.copy_(c); c.copy_(x)`).  Everything after that is decomposed node by node.
 """
 
 from __future__ import annotations
 
 import builtins
+import copy
 import functools
 import keyword
-from collections.abc import Callable, Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from executorch.exir.tracer import _default_decomposition_table
+from torch._dispatch.python import enable_python_dispatcher
+from torch._export.utils import _get_decomp_for_cia, _special_op_to_preserve_cia
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
+from torch.export.exported_program import _override_composite_implicit_decomp
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from ..aliasing.slots import overlap_message, overlaps, tensors
 from ..aliasing.updates import refresh_outputs
 from ..errors import LoweringError
+from ..ops.registry import aten_op
+from .fold import lift_constants
 from .inputs import one_input_each
 from .kernels import EXTRA
 
@@ -32,46 +43,126 @@ aten = torch.ops.aten
 
 @functools.cache
 def decompositions() -> dict[OpOverload, Any]:
-    """torch.export's decompositions to core ATen, all of them, and a few of ours."""
-    table = torch.export.default_decompositions().materialize()
+    """ExecuTorch's decompositions to core ATen, all of them, and a few of ours."""
+    table = _default_decomposition_table().materialize()
     return {op: fn for op, fn in table.items() if isinstance(op, OpOverload)} | EXTRA
 
 
 _PROVENANCE = ("nn_module_stack", "stack_trace", "from_node", "torch_fn", "source_fn_stack")
 
 
-def functionalise(
-    ep: ExportedProgram, keep: Iterable[OpOverload], more: Mapping[OpOverload, Any] | None = None
-) -> ExportedProgram:
-    """The functional core ATen form of `ep`, in one retrace; ops in `keep` are left whole.
+def graphs(gm: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
+    """A graph and the bodies of its control flow, at any depth."""
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield module
 
-    Args:
-        more: decompositions apart from those to core ATen.
+
+def copied(ep: ExportedProgram) -> ExportedProgram:
+    """The same program with a graph and a signature of its own; weights are shared."""
+    twin = copy.copy(ep)
+    twin._graph_module = copy.deepcopy(ep.graph_module)
+    twin._graph_signature = copy.deepcopy(ep.graph_signature)
+    # Nodes that are called like a Python builtin have another name in the copy.
+    pairs = zip(ep.graph.nodes, twin.graph.nodes, strict=True)
+    _rename(twin, {old.name: new.name for old, new in pairs if old.name != new.name})
+    return twin
+
+
+def _rename(ep: ExportedProgram, names: Mapping[str, str]) -> None:
+    """Gives nodes that were renamed their new names in the signature."""
+    for spec in (*ep.graph_signature.input_specs, *ep.graph_signature.output_specs):
+        if getattr(spec.arg, "name", None) in names:
+            spec.arg.name = names[spec.arg.name]
+        if spec.target in names and spec.kind is OutputKind.USER_INPUT_MUTATION:
+            spec.target = names[spec.target]
+
+
+def is_functional(ep: ExportedProgram) -> bool:
+    """Whether nothing in the graph writes to a tensor, and no op hides what it does."""
+    for gm in graphs(ep.graph_module):
+        for node in gm.graph.nodes:
+            op = node.target
+            if node.op != "call_function" or op is operator.getitem:
+                continue
+            if isinstance(op, OpOverload):
+                if op._schema.is_mutable or op.name() in _LYING:
+                    return False
+            elif isinstance(op, torch._ops.HigherOrderOperator) and op.name() not in _BODIES:
+                return False
+    return True
+
+
+# Composite ops that write to their arguments, or return them, though their schemas do not say so.
+_LYING = frozenset(
+    f"aten::{name}"
+    for name in ("batch_norm", "instance_norm", "dropout", "feature_dropout", "alpha_dropout",
+                 "feature_alpha_dropout", "rrelu", "lift_fresh", "detach")
+)  # fmt: skip
+_BODIES = frozenset({"cond", "map_impl", "scan", "while_loop"})
+
+
+def functionalise(ep: ExportedProgram) -> tuple[ExportedProgram, int]:
+    """The functional form of `ep`, composite ops whole, and the number of retraces: one or none.
+
+    `ep` itself is changed; see `copied`.
 
     Raises:
         LoweringError: torch cannot express the program functionally (its own text is given).
     """
-    kept = set(keep)
-    table = {op: fn for op, fn in decompositions().items() if op not in kept} | dict(more or {})
     one_input_each(ep)
+    if is_functional(ep):
+        return ep, 0
     _copy_clones(ep.graph)
     try:
-        functional: ExportedProgram = ep.run_decompositions(table)
+        functional: ExportedProgram = ep.run_decompositions({})
     except Exception as e:
         named = {s.target or "": t for s, t in tensors(ep)}
         for a, b in overlaps(named):
             raise LoweringError(overlap_message(a, b)) from e
         raise LoweringError(f"torch cannot make the program functional: {e}") from e
-    for node in list(functional.graph.nodes):
-        if node.target is aten._assert_tensor_metadata.default:
-            functional.graph.erase_node(node)  # it checked what export has checked
-        elif rewrite := _REWRITES.get(node.target):
-            rewrite(node)
-    refresh_outputs(functional)
-    functional.graph.eliminate_dead_code()
     _written_parameters(functional)
-    functional.graph_module.recompile()
-    return functional
+    return functional, 1
+
+
+def to_core(
+    ep: ExportedProgram, opener: Opener, whole: Callable[[torch.fx.Node], bool] | None = None
+) -> None:
+    """Decomposes a functional program to core ATen in place, in control-flow bodies too.
+
+    Args:
+        whole: the nodes that stay as they are; all of `opener`'s ops if `None`.
+    """
+    for gm in graphs(ep.graph_module):
+        pending = list(gm.graph.nodes)[::-1]
+        while pending:
+            node = pending.pop()
+            if node.op != "call_function" or not isinstance(op := node.target, OpOverload):
+                continue
+            if op is aten._assert_tensor_metadata.default:
+                gm.graph.erase_node(node)  # it checked what export has checked
+            elif op in _REWRITES:
+                _REWRITES[op](node)
+            elif op in opener.keep and (whole is None or whole(node)):
+                continue
+            elif is_composite(op):
+                pending += opener.open(gm, node)[::-1]
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+    lift_constants(ep)
+    refresh_outputs(ep)
+
+
+def is_composite(op: Any) -> bool:
+    """Whether a target is an op that consists of others in core ATen."""
+    if not isinstance(op, OpOverload) or not any(
+        "Tensor" in str(r.type) for r in op._schema.returns
+    ):
+        return False
+    return op in decompositions() or (op._can_decompose() and op not in _PRESERVED)
+
+
+_PRESERVED = (aten.upsample_bilinear2d.vec, aten.upsample_nearest2d.vec)  # core ATen, by fiat
 
 
 def _copy_clones(graph: torch.fx.Graph) -> None:
@@ -140,6 +231,164 @@ def _written_parameters(ep: ExportedProgram) -> None:
             spec.kind, spec.persistent = InputKind.BUFFER, True
 
 
+class Opener:
+    """Replaces composite nodes by what they consist of, without touching the rest of a graph.
+
+    Equal nodes (one op, the same shapes and numbers) are traced once.
+
+    Args:
+        keep: composite ops that stay whole where a decomposition contains them.
+    """
+
+    def __init__(self, keep: Iterable[OpOverload]) -> None:
+        self.keep = frozenset(keep)
+        self._traced: dict[object, torch.fx.Graph] = {}
+
+    def open(self, gm: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch.fx.Node]:
+        """Opens `node` and returns the new nodes.
+
+        Raises:
+            LoweringError: PyTorch has no decomposition for the op, or none without prims.
+        """
+        op = aten_op(node.target)
+        assert op is not None
+        flat, spec = pytree.tree_flatten((node.args, node.kwargs))
+        places = [i for i, a in enumerate(flat) if isinstance(a, torch.fx.Node)]
+        values = [flat[i].meta["val"] for i in places]
+        key = _key(op, flat, spec, values)
+        graph = None if key is None else self._traced.get(key)
+        if graph is None:
+            graph = self._trace(op, flat, spec, places, values, node)
+            if key is not None:
+                self._traced[key] = graph
+        return _inline(gm, node, graph, [flat[i] for i in places])
+
+    def _trace(
+        self,
+        op: OpOverload,
+        flat: list[Any],
+        spec: pytree.TreeSpec,
+        places: list[int],
+        values: list[Any],
+        node: torch.fx.Node,
+    ) -> torch.fx.Graph:
+        table = decompositions()
+        other = torch._decomp.decomposition_table.get(op)  # of an op that is core ATen
+        decompose = table.get(op) or other or _get_decomp_for_cia(op)
+
+        def call(*tensors: Any) -> Any:
+            leaves = list(flat)
+            for i, t in zip(places, tensors, strict=True):
+                leaves[i] = t
+            args, kwargs = pytree.tree_unflatten(leaves, spec)
+            return decompose(*args, **kwargs)
+
+        plain = {o: fn for o, fn in table.items() if o not in self.keep and not o._can_decompose()}
+        mode = _fake_mode(node.graph)
+        try:
+            with mode, torch.no_grad(), enable_python_dispatcher(), self._kept_whole(op):
+                traced = make_fx(
+                    torch.func.functionalize(call, remove="mutations"),
+                    decomposition_table=plain,
+                    _allow_non_fake_inputs=True,
+                )(*values)
+        except Exception as e:
+            raise LoweringError(f"node {node.name}: torch cannot decompose {op}: {e}") from e
+        graph: torch.fx.Graph = traced.graph
+        graph.eliminate_dead_code()
+        targets = [n.target for n in graph.nodes if n.op == "call_function"]
+        if op in targets or any(getattr(t, "namespace", "aten") == "prims" for t in targets):
+            raise LoweringError(f"node {node.name}: {op} has no decomposition and no lowering")
+        for n in graph.nodes:
+            if n.op == "get_attr":
+                constant = getattr(traced, str(n.target))
+                n.meta["constant"] = getattr(constant, "constant", None)
+                if n.meta["constant"] is None:
+                    n.meta["constant"] = constant
+        return graph
+
+    def _kept_whole(self, but: OpOverload) -> AbstractContextManager[Any]:
+        whole = {
+            op: _special_op_to_preserve_cia
+            for op in self.keep
+            if op is not but and op._can_decompose() and _is_pure(op)
+        }
+        return _override_composite_implicit_decomp(whole)
+
+
+def _key(op: OpOverload, flat: list[Any], spec: pytree.TreeSpec, values: list[Any]) -> object:
+    """Equal for nodes that consist of the same; `None` where that is not known."""
+    shapes = []
+    for v in values:
+        if not isinstance(v, FakeTensor) or any(not isinstance(s, int) for s in v.shape):
+            return None
+        shapes.append((tuple(v.shape), v.stride(), v.storage_offset(), v.dtype, id(v.fake_mode)))
+    fixed = tuple((type(a), a) for a in flat if not isinstance(a, torch.fx.Node))
+    return op, str(spec), fixed, tuple(isinstance(a, torch.fx.Node) for a in flat), tuple(shapes)
+
+
+def _is_pure(op: OpOverload) -> bool:
+    schema = op._schema
+    return not schema.is_mutable and not any(r.alias_info for r in schema.returns)
+
+
+def _fake_mode(graph: torch.fx.Graph) -> AbstractContextManager[Any]:
+    values = [n.meta.get("val") for n in graph.nodes]
+    return detect_fake_mode([v for v in values if isinstance(v, torch.Tensor)]) or nullcontext()
+
+
+def _inline(
+    gm: torch.fx.GraphModule,
+    node: torch.fx.Node,
+    traced: torch.fx.Graph,
+    arguments: list[torch.fx.Node],
+) -> list[torch.fx.Node]:
+    """Puts a copy of `traced` in the place of `node`; returns the new nodes."""
+    kept = {k: v for k, v in node.meta.items() if k not in ("val", "tensor_meta")}
+    env: dict[torch.fx.Node, torch.fx.Node] = {}
+    new: list[torch.fx.Node] = []
+    inputs = iter(arguments)
+    results: Any = None
+    with gm.graph.inserting_before(node):
+        for inner in traced.nodes:
+            if inner.op == "placeholder":
+                env[inner] = next(inputs)
+                continue
+            if inner.op == "output":
+                results = torch.fx.map_arg(inner.args[0], env.__getitem__)
+                break
+            if inner.op == "get_attr":
+                constant = inner.meta["constant"]
+                name = f"_constant_{len(dict(gm.named_buffers()))}"
+                gm.register_buffer(name, constant, persistent=False)
+                copied = gm.graph.get_attr(name)
+                value = _as_fake(constant, node)
+            else:
+                copied = gm.graph.node_copy(inner, env.__getitem__)
+                value = inner.meta.get("val")
+                if copied.target is operator.getitem:
+                    value = inner.args[0].meta["val"][inner.args[1]]
+            copied.meta = {**kept, "val": value}
+            env[inner] = copied
+            new.append(copied)
+    if isinstance(results, torch.fx.Node):
+        node.replace_all_uses_with(results, propagate_meta=False)
+    else:
+        for user in list(node.users):
+            index = user.args[1]
+            assert user.target is operator.getitem
+            assert isinstance(index, int)
+            user.replace_all_uses_with(results[index], propagate_meta=False)
+            gm.graph.erase_node(user)
+    gm.graph.erase_node(node)
+    return new
+
+
+def _as_fake(constant: torch.Tensor, node: torch.fx.Node) -> torch.Tensor:
+    mode = _fake_mode(node.graph)
+    return mode.from_tensor(constant) if isinstance(mode, FakeTensorMode) else constant
+
+
 def rename_inputs(ep: ExportedProgram) -> None:
     """Renames placeholders that are called like a Python builtin (`input`, `id`, `sum`, ...).
 
@@ -159,101 +408,5 @@ def rename_inputs(ep: ExportedProgram) -> None:
         if node.op == "placeholder" and node.name in names:
             node._rename(names[node.name])
             node.target = node.name
-    for spec in (*ep.graph_signature.input_specs, *ep.graph_signature.output_specs):
-        if getattr(spec.arg, "name", None) in names:
-            spec.arg.name = names[spec.arg.name]
-        if spec.target in names and spec.kind is OutputKind.USER_INPUT_MUTATION:
-            spec.target = names[spec.target]
+    _rename(ep, names)
     ep.graph_module.recompile()
-
-
-def open_node(
-    gm: torch.fx.GraphModule, node: torch.fx.Node, keep: Iterable[OpOverload] = ()
-) -> list[torch.fx.Node]:
-    """Replaces a composite node by its decomposition, without touching the rest of the graph.
-
-    Args:
-        keep: composite ops that stay whole if the decomposition contains them.
-
-    Returns:
-        The new nodes.
-
-    Raises:
-        LoweringError: PyTorch has no decomposition for the op.
-    """
-    op: Any = node.target
-    assert isinstance(op, OpOverload)
-    flat, spec = pytree.tree_flatten((node.args, node.kwargs))
-    places = [i for i, a in enumerate(flat) if isinstance(a, torch.fx.Node)]
-
-    class Alone(torch.nn.Module):
-        def forward(self, *tensors: Any) -> Any:
-            leaves = list(flat)
-            for i, t in zip(places, tensors, strict=True):
-                leaves[i] = t
-            args, kwargs = pytree.tree_unflatten(leaves, spec)
-            return op(*args, **kwargs)
-
-    # Export only looks at their shapes; nothing is ever written to them.
-    values = [flat[i].meta["val"] for i in places]
-    inputs = tuple(torch.empty(tuple(v.shape), dtype=v.dtype) for v in values)
-    with torch.no_grad():
-        alone = torch.export.export(Alone(), inputs, strict=False)
-    table = torch._decomp.decomposition_table
-    more = {op: table[op]} if op in table and op not in decompositions() else {}
-    alone = functionalise(alone, set(keep) - {op}, more)
-    targets = [n.target for n in alone.graph.nodes if n.op == "call_function"]
-    if op in targets or any(getattr(t, "namespace", "aten") != "aten" for t in targets):
-        raise LoweringError(f"node {node.name}: {op} has no decomposition and no lowering")
-    return _inline(gm, node, alone, [flat[i] for i in places])
-
-
-def _inline(
-    gm: torch.fx.GraphModule,
-    node: torch.fx.Node,
-    alone: ExportedProgram,
-    arguments: list[torch.fx.Node],
-) -> list[torch.fx.Node]:
-    if alone.constants or len(alone.graph_signature.user_inputs) != len(arguments):
-        raise LoweringError(
-            f"node {node.name}: the decomposition of {node.target} needs a constant tensor"
-        )
-    mode = detect_fake_mode(
-        [n.meta["val"] for n in gm.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-    )
-    assert mode is not None
-    env: dict[torch.fx.Node, torch.fx.Node] = {}
-    new: list[torch.fx.Node] = []
-    inputs = iter(arguments)
-    results: list[torch.fx.Node] = []
-    with gm.graph.inserting_before(node), mode, torch.no_grad():
-        for inner in alone.graph.nodes:
-            if inner.op == "placeholder":
-                env[inner] = next(inputs)
-            elif inner.op == "output":
-                results = [env[r] for r in inner.args[0]]
-            else:
-                copied = gm.graph.node_copy(inner, env.__getitem__)
-                for key in _PROVENANCE:
-                    copied.meta.pop(key, None)
-                    if key in node.meta:
-                        copied.meta[key] = node.meta[key]
-                args, kwargs = torch.fx.map_arg((copied.args, copied.kwargs), _meta_value)
-                target: Any = copied.target
-                copied.meta["val"] = target(*args, **kwargs)
-                env[inner] = copied
-                new.append(copied)
-    if isinstance(node.meta["val"], torch.Tensor):
-        node.replace_all_uses_with(results[0], propagate_meta=False)
-    else:
-        for user in list(node.users):
-            index = user.args[1]
-            assert isinstance(index, int)
-            user.replace_all_uses_with(results[index], propagate_meta=False)
-            gm.graph.erase_node(user)
-    gm.graph.erase_node(node)
-    return new
-
-
-def _meta_value(node: torch.fx.Node) -> Any:
-    return node.meta["val"]

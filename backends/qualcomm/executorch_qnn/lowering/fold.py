@@ -79,6 +79,17 @@ def scalars_as_constants(ep: ExportedProgram) -> None:
     ep.graph_module.recompile()
 
 
+def lift_constants(ep: ExportedProgram) -> None:
+    """Makes tensors that are attributes of the graph module constants of the program."""
+    for node in ep.graph.find_nodes(op="get_attr"):
+        value = getattr(ep.graph_module, str(node.target))
+        if isinstance(value, torch.Tensor):
+            constant = _constant(ep, f"c_{node.name}", value)
+            node.replace_all_uses_with(constant, propagate_meta=False)
+            ep.graph.erase_node(node)
+            delattr(ep.graph_module, str(node.target))
+
+
 def _constant(ep: ExportedProgram, name: str, value: torch.Tensor) -> torch.fx.Node:
     """The program's constant of that name, made with `value` if there is none."""
     with ep.graph.inserting_before(next(iter(ep.graph.nodes))):
@@ -104,4 +115,4 @@ def drop_empty_pieces(ep: ExportedProgram) -> None:
     ep.graph_module.recompile()
 
 
-__all__ = ["drop_empty_pieces", "fold_constants", "scalars_as_constants"]
+__all__ = ["drop_empty_pieces", "fold_constants", "lift_constants", "scalars_as_constants"]

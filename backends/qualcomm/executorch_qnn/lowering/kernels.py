@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..ops.registry import aten_op
 from ..partition import Plan
 
 aten = torch.ops.aten
+_log = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -47,13 +49,14 @@ def can_open(op: OpOverload) -> bool:
     return op in EXTRA or op in torch._decomp.decomposition_table
 
 
-def check_kernels(method: str, ep: ExportedProgram, plan: Plan) -> None:
+def check_kernels(method: str, ep: ExportedProgram, plan: Plan, strict: bool) -> None:
     """Refuses a program that no runtime of this version could load.
 
     A custom op's kernel is the user's business: the report says that one is needed.
 
     Args:
         ep: the delegated edge program.
+        strict: False only warns, for a runtime that may have other kernels than this one.
 
     Raises:
         LoweringError: an ATen op on the CPU has no kernel; it names node, op and source line.
@@ -65,11 +68,15 @@ def check_kernels(method: str, ep: ExportedProgram, plan: Plan) -> None:
             continue
         if op.namespace == "aten":
             where = _source_line(node)
-            raise LoweringError(
+            problem = (
                 f"method {method!r}: node {node.name} ({op}) runs on the CPU, and ExecuTorch's "
                 f"runtime has no kernel for it{where}. Write it with other ops, or register it as "
                 "a custom op and link a kernel of yours into the runtime"
             )
+            if strict:
+                raise LoweringError(problem)
+            _log.warning(problem)
+            continue
         custom.add(str(op))
     plan.cpu_ops[:] = [
         dataclasses.replace(o, reason=f"{o.reason}; link its kernel into the runtime")
@@ -79,11 +86,15 @@ def check_kernels(method: str, ep: ExportedProgram, plan: Plan) -> None:
     ]
 
 
-def right_remainders(ep: ExportedProgram) -> None:
+def right_remainders(ep: ExportedProgram) -> bool:
     """Gives integer remainders on the CPU the sign of the divisor, as in PyTorch.
 
     ExecuTorch's kernel has C's `%`, whose results have the sign of the dividend.
+
+    Returns:
+        Whether there were any.
     """
+    changed = False
     for node in list(ep.graph.nodes):
         op = aten_op(node.target)
         if op not in (aten.remainder.Scalar, aten.remainder.Tensor, aten.remainder.Scalar_Tensor):
@@ -91,6 +102,7 @@ def right_remainders(ep: ExportedProgram) -> None:
         value, divisor = node.meta["val"], node.args[1]
         if value.is_floating_point() or not value.dtype.is_signed:
             continue
+        changed = True
         users = list(node.users)
         with ep.graph.inserting_before(node.next):
             if isinstance(divisor, torch.fx.Node):
@@ -104,6 +116,7 @@ def right_remainders(ep: ExportedProgram) -> None:
             user.replace_input_with(node, right)
     refresh_outputs(ep)
     ep.graph_module.recompile()
+    return changed
 
 
 def _call(op: OpOverload, *args: Any) -> torch.fx.Node:

@@ -12,9 +12,8 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from executorch.exir import EdgeProgramManager, ExecutorchBackendConfig, ExecutorchProgramManager
+from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
 from executorch.exir.lowered_backend_module import get_lowered_backend_modules
-from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -23,7 +22,6 @@ from ..partition import Ownership, Plan
 from ..report import CpuOpReport, DelegateReport, MethodReport, Report, StateReport
 from ..seal import seal
 from ..target import Target
-from .delegates import called_by_shape, check_calls
 
 META_KEY = "executorch_qnn.meta"
 
@@ -51,16 +49,7 @@ class Program:
         self._plans = plans
         self._cpu_s = dict(cpu_s)
         edge._named_data_store.add_named_data(META_KEY, self._meta())
-        hosts = [o.fqn for p in plans.values() for o in p.owners if o.owner == "host"]
-        # The pass looks for its patterns in the names of placeholders, which have no dots.
-        patterns = sorted({fqn.replace(".", "_") for fqn in hosts})
-        passes = [InitializedMutableBufferPass(patterns)] if hosts else []
-        with called_by_shape(edge.exported_program(name) for name in edge.methods):
-            self.executorch: ExecutorchProgramManager = edge.to_executorch(
-                ExecutorchBackendConfig(passes=passes, emit_mutable_buffer_names=True)
-            )
-        for name, plan in plans.items():
-            check_calls(self.executorch.exported_program(name), plan)
+        self.executorch: ExecutorchProgramManager = edge.to_executorch()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the `.pte`, sealed; an existing file is replaced only by a complete one."""

@@ -26,14 +26,14 @@ buffer is a delegate's only when everything that touches it lies in one partitio
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 from torch.export import ExportedProgram
 
-from ..aliasing.updates import Update, guarded, is_guard
+from ..aliasing.updates import Update, guarded, is_guard, updates
 
 TAG = "delegation_tag"
 Reasons: TypeAlias = Mapping[torch.fx.Node, str | None]
@@ -115,3 +115,30 @@ def who_touches(u: Update) -> str:
     if not others:
         return f"all that touches it is in {writer}"
     return f"written by {writer}, read before that by {', '.join(others)}"
+
+
+def keep_shared_state(
+    ep: ExportedProgram, states: Container[str], shared: Container[str]
+) -> list[str]:
+    """Takes back state that a partitioner gave to a delegate which cannot own it alone.
+
+    `tag_mutated_buffer` and `tag_constant_data` of ExecuTorch look at the tagged users of a buffer
+    only, and at one method: a delegate would update a copy of its own, or hold as a constant what
+    another method writes.  What is taken back is an input and an output of the delegate.
+
+    Args:
+        states: the buffers of this method that any method of the program writes.
+        shared: those that other methods have as well.
+
+    Returns:
+        The buffers that were taken back.
+    """
+    taken = []
+    for u in updates(ep, states):
+        tag = u.old.meta.get(TAG)
+        touching = [*u.readers(), *([] if u.new is None else [u.new])]
+        alone = all(n.meta.get(TAG) == tag for n in touching) and not not_in_one_partition(ep, u)
+        if tag is not None and (u.fqn in shared or not alone):
+            del u.old.meta[TAG]
+            taken.append(u.fqn)
+    return taken

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""ExecuTorch's manager of an edge program, with state that survives `to_executorch`."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, cast
+
+from executorch.exir import (
+    EdgeCompileConfig,
+    EdgeProgramManager,
+    ExecutorchBackendConfig,
+    ExecutorchProgramManager,
+)
+from executorch.exir.passes import MemoryPlanningPass
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+
+from ..aliasing import mutated_buffers
+from ..aliasing.planning import AliasAwareMemoryPlanning
+from ..partition import Plan
+from .delegates import called_by_shape, check_calls
+
+
+class Manager(EdgeProgramManager):  # type: ignore[misc]
+    """What `to_edge_transform_and_lower` returns.
+
+    Its `to_executorch` differs from ExecuTorch's in this:
+
+    * The registered values of mutable buffers that stay with the host are in the program.
+      (ExecuTorch drops them unless `InitializedMutableBufferPass` names the buffer.)
+    * Memory is planned by `AliasAwareMemoryPlanning` unless the caller brings a pass of his own.
+    * Host buffers that several methods use lie in memory that the methods share.  The runtime must
+      load all methods before the first call, as `executorch_qnn.load` does: loading a method
+      writes the registered values.
+    """
+
+    def __init__(
+        self,
+        programs: dict[str, ExportedProgram],
+        constant_methods: dict[str, Any],
+        config: EdgeCompileConfig,
+        preserved: list[OpOverload],
+        plans: Mapping[str, Plan],
+    ) -> None:
+        super().__init__(programs, constant_methods, config, preserve_ops=preserved)
+        self._plans = dict(plans)
+
+    def transform(self, *args: Any, **kwargs: Any) -> Manager:
+        return self._like(super().transform(*args, **kwargs))
+
+    def to_backend(self, *args: Any, **kwargs: Any) -> Manager:
+        return self._like(super().to_backend(*args, **kwargs))
+
+    def to_executorch(
+        self, config: ExecutorchBackendConfig | None = None
+    ) -> ExecutorchProgramManager:
+        """The program for ExecuTorch's runtime; see the class for what is different."""
+        config = copy.copy(config or ExecutorchBackendConfig())
+        config.emit_mutable_buffer_names = True
+        programs = [self.exported_program(name) for name in self.methods]
+        owned = Counter(fqn for ep in programs for fqn in _host_buffers(ep))
+        shared = any(n > 1 for n in owned.values())
+        if type(config.memory_planning_pass) is MemoryPlanningPass:
+            ours = AliasAwareMemoryPlanning()
+            settings = copy.deepcopy(vars(config.memory_planning_pass))
+            vars(ours).update(
+                settings, share_mutable_buffers=shared or settings["share_mutable_buffers"]
+            )
+            config.memory_planning_pass = ours
+        with called_by_shape(programs):
+            made = super().to_executorch(config)
+        for name, plan in self._plans.items():
+            check_calls(made.exported_program(name), plan)
+        return made
+
+    def _like(self, edge: EdgeProgramManager) -> Manager:
+        manager: Any = copy.copy(edge)
+        manager.__class__, manager._plans = Manager, self._plans
+        return cast(Manager, manager)
+
+
+def _host_buffers(ep: ExportedProgram) -> set[str]:
+    """Marks the mutable buffers of a program so that their values are emitted; returns them."""
+    written = mutated_buffers(ep)
+    nodes = {n.name: n for n in ep.graph.find_nodes(op="placeholder")}
+    for name, fqn in ep.graph_signature.inputs_to_buffers.items():
+        if fqn in written:
+            nodes[name].meta["et_init_buffer"] = True
+    return written
