@@ -8,8 +8,6 @@ the same in one interpretation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from executorch.exir import EdgeCompileConfig
 from executorch.exir.pass_base import ExportPass, PassResult
@@ -38,7 +36,6 @@ from executorch.exir.program._program import (
     lift_constant_tensor_pass,
 )
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 aten = torch.ops.aten
@@ -66,14 +63,8 @@ class _OperatorsInDimOrder(_Operators, MemoryFormatOpsPass):  # type: ignore[mis
     pass
 
 
-def to_edge(
-    ep: ExportedProgram, config: EdgeCompileConfig, whole: Iterable[OpOverload] = ()
-) -> ExportedProgram:
-    """The edge dialect form of a core ATen program, or of one that is in it in part already.
-
-    Args:
-        whole: ops that are not core ATen and may be in the program.
-    """
+def to_edge(ep: ExportedProgram, config: EdgeCompileConfig) -> ExportedProgram:
+    """The edge dialect form of an ATen program, or of one that is in it in part already."""
     ep = remove_unused_parameters_pass(ep)
     gm = ep.graph_module
     for node in gm.graph.find_nodes(op="call_function", target=aten._unsafe_view.default):
@@ -90,9 +81,7 @@ def to_edge(
         gm = change(gm).graph_module
     for finish in (dead_code_elimination_pass, DebugHandleGeneratorPass()):
         gm = finish(gm).graph_module
-    verifier = EXIREdgeDialectVerifier(
-        edge_compile_config=config, class_only=True, preserve_ops=list(whole)
-    )
+    verifier = EXIREdgeDialectVerifier(edge_compile_config=config, class_only=True)
     edge = ExportedProgram(
         root=gm,
         graph=gm.graph,

@@ -89,6 +89,10 @@ class Flow:
         self.programs = dict(programs)
         self.partitioners = {m: list(partitioners.get(m, ())) for m in programs}
         self.config = config
+        # While delegates are being made, a graph may be in two dialects; it is verified at the end.
+        self._lenient = EdgeCompileConfig(
+            _check_ir_validity=False, _skip_dim_order=config._skip_dim_order
+        )
         self.fallback = fallback
         self.stage = stage or Stages()
         self.plans: dict[str, Plan] = {m: Plan() for m in programs}
@@ -112,6 +116,15 @@ class Flow:
         Raises:
             LoweringError, UnsupportedOp, LibraryNotFound: see `lower`.
         """
+        with torch.no_grad():
+            return self._run(transform_passes, constant_methods or {}, before_partitioning)
+
+    def _run(
+        self,
+        transform_passes: Any,
+        constant_methods: Mapping[str, Any],
+        before_partitioning: Callable[[EdgeProgramManager], None] | None,
+    ) -> Manager:
         with self.stage("decompose"):
             self._to_core()
         if transform_passes is not None or before_partitioning is not None:
@@ -128,7 +141,7 @@ class Flow:
                 self._finish(name)
                 check_kernels(name, self.programs[name], self.plans[name], strict)
         return Manager(
-            self.programs, dict(constant_methods or {}), self.config, self._preserved(), self.plans
+            self.programs, dict(constant_methods), self.config, self._preserved(), self.plans
         )
 
     def _to_core(self) -> None:
@@ -178,16 +191,16 @@ class Flow:
         ep = self.programs[name]
         drop_idle_guards(ep)
         scalars_as_constants(ep)
-        self.programs[name] = to_edge(ep, self.config, self._preserved())
+        self.programs[name] = to_edge(ep, self._lenient)
 
     def _preserved(self) -> list[torch._ops.OpOverload]:
-        return sorted(set().union(*(w.ops for w in self.wishes.values())), key=str)
+        return list(self.config.preserve_ops)
 
     def _transform(self, passes: Any, show: Callable[[EdgeProgramManager], None] | None) -> None:
         with self.stage("edge"):
             for name in self.programs:
                 self._to_edge(name)
-        edge = EdgeProgramManager(self.programs, None, self.config, preserve_ops=self._preserved())
+        edge = EdgeProgramManager(self.programs, None, self._lenient)
         if show is not None:
             show(edge)
         if passes is not None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast
 
+import torch
 from executorch.exir import (
     EdgeCompileConfig,
     EdgeProgramManager,
@@ -65,12 +66,12 @@ class Manager(EdgeProgramManager):  # type: ignore[misc]
         shared = any(n > 1 for n in owned.values())
         if type(config.memory_planning_pass) is MemoryPlanningPass:
             ours = AliasAwareMemoryPlanning()
-            settings = copy.deepcopy(vars(config.memory_planning_pass))
-            vars(ours).update(
-                settings, share_mutable_buffers=shared or settings["share_mutable_buffers"]
-            )
+            for name, setting in vars(config.memory_planning_pass).items():
+                setattr(ours, name, copy.deepcopy(setting))
+            ours.share_mutable_buffers |= shared
             config.memory_planning_pass = ours
-        with called_by_shape(programs):
+        # The passes execute writes to buffers, which may have come out of what has gradients.
+        with called_by_shape(programs), torch.no_grad():
             made = super().to_executorch(config)
         for name, plan in self._plans.items():
             check_calls(made.exported_program(name), plan)
