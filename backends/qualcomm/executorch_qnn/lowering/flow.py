@@ -140,9 +140,22 @@ class Flow:
             for name in self.programs:
                 self._finish(name)
                 check_kernels(name, self.programs[name], self.plans[name], strict)
+        self._name_slots()
         return Manager(
             self.programs, dict(constant_methods), self.config, self._preserved(), self.plans
         )
+
+    def _name_slots(self) -> None:
+        """Gives buffers that stay with the host, and that methods share, one name in all of them."""
+        for name, ep in self.programs.items():
+            for spec in (*ep.graph_signature.input_specs, *ep.graph_signature.output_specs):
+                slot = self.slots[name].get(spec.target or "")
+                if slot is None or slot == spec.target:
+                    continue
+                for data in (ep.state_dict, ep.constants):
+                    if spec.target in data:
+                        data[slot] = data[spec.target]
+                spec.target = slot
 
     def _to_core(self) -> None:
         for name, given in self.programs.items():

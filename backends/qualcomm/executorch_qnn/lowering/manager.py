@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -15,7 +16,10 @@ from executorch.exir import (
     ExecutorchBackendConfig,
     ExecutorchProgramManager,
 )
+from executorch.exir.emit._emitter import _Emitter
 from executorch.exir.passes import MemoryPlanningPass
+from executorch.exir.schema import EValue
+from executorch.exir.tensor import TensorSpec
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
@@ -62,8 +66,7 @@ class Manager(EdgeProgramManager):  # type: ignore[misc]
         config = copy.copy(config or ExecutorchBackendConfig())
         config.emit_mutable_buffer_names = True
         programs = [self.exported_program(name) for name in self.methods]
-        owned = Counter(fqn for ep in programs for fqn in _host_buffers(ep))
-        shared = any(n > 1 for n in owned.values())
+        shared = _initialise(programs)
         if type(config.memory_planning_pass) is MemoryPlanningPass:
             ours = AliasAwareMemoryPlanning()
             for name, setting in vars(config.memory_planning_pass).items():
@@ -71,7 +74,7 @@ class Manager(EdgeProgramManager):  # type: ignore[misc]
             ours.share_mutable_buffers |= shared
             config.memory_planning_pass = ours
         # The passes execute writes to buffers, which may have come out of what has gradients.
-        with called_by_shape(programs), torch.no_grad():
+        with called_by_shape(programs), torch.no_grad(), _values_of_their_own():
             made = super().to_executorch(config)
         for name, plan in self._plans.items():
             check_calls(made.exported_program(name), plan)
@@ -83,11 +86,41 @@ class Manager(EdgeProgramManager):  # type: ignore[misc]
         return cast(Manager, manager)
 
 
-def _host_buffers(ep: ExportedProgram) -> set[str]:
-    """Marks the mutable buffers of a program so that their values are emitted; returns them."""
-    written = mutated_buffers(ep)
-    nodes = {n.name: n for n in ep.graph.find_nodes(op="placeholder")}
-    for name, fqn in ep.graph_signature.inputs_to_buffers.items():
-        if fqn in written:
-            nodes[name].meta["et_init_buffer"] = True
-    return written
+def _initialise(programs: Sequence[ExportedProgram]) -> bool:
+    """Has the values of mutable buffers emitted; returns whether methods share one."""
+    written = set().union(*map(mutated_buffers, programs))
+    uses: Counter[str] = Counter()
+    for ep in programs:
+        nodes = {n.name: n for n in ep.graph.find_nodes(op="placeholder")}
+        for name, fqn in ep.graph_signature.inputs_to_buffers.items():
+            if fqn in written:
+                uses[fqn] += 1
+                nodes[name].meta["et_init_buffer"] = True
+    return max(uses.values(), default=0) > 1
+
+
+@contextmanager
+def _values_of_their_own() -> Iterator[None]:
+    """While this is active, initial values of buffers are not taken for constants.
+
+    ExecuTorch 1.5.1's emitter looks the bytes of a named mutable buffer up among those of the
+    constants, and gives the buffer the constant's place in another list: a buffer of zeros beside
+    a constant of as many zeros gets other values, or the program does not load.
+    """
+    original = _Emitter._tensor_spec_to_evalue
+
+    def emit(self: Any, spec: TensorSpec, constant_tag: str | None = None) -> EValue:
+        state = self.program_state
+        constants = state.cached_spec_hash_values
+        if spec.const and spec.mem_id is not None:
+            state.cached_spec_hash_values = state.cached_spec_mutable_hash_values
+        try:
+            return original(self, spec, constant_tag)
+        finally:
+            state.cached_spec_hash_values = constants
+
+    _Emitter._tensor_spec_to_evalue = emit
+    try:
+        yield
+    finally:
+        _Emitter._tensor_spec_to_evalue = original
