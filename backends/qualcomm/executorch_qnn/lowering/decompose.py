@@ -15,6 +15,7 @@ import keyword
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,7 +67,23 @@ def copied(ep: ExportedProgram) -> ExportedProgram:
     # Nodes that are called like a Python builtin have another name in the copy.
     pairs = zip(ep.graph.nodes, twin.graph.nodes, strict=True)
     _rename(twin, {old.name: new.name for old, new in pairs if old.name != new.name})
+    twin._module_call_graph = [*ep.module_call_graph]
+    root = ep.module_call_graph[0]
+    if root.signature is not None:
+        plain = replace(root.signature, out_spec=plain_spec(root.signature.out_spec))
+        twin._module_call_graph[0] = replace(root, signature=plain)
     return twin
+
+
+def plain_spec(spec: pytree.TreeSpec) -> pytree.TreeSpec:
+    """A structure with tuples in the place of `torch.return_types`, which have no written form."""
+
+    def is_named(x: Any) -> bool:
+        return type(x).__module__ == "torch.return_types"
+
+    tree = pytree.tree_unflatten([0] * spec.num_leaves, spec)
+    plain = pytree.tree_map(lambda x: tuple(x) if is_named(x) else x, tree, is_leaf=is_named)
+    return pytree.tree_structure(plain)
 
 
 def _rename(ep: ExportedProgram, names: Mapping[str, str]) -> None:

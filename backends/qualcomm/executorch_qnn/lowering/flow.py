@@ -42,7 +42,7 @@ from .decompose import (
 from .delegates import called_by_shape
 from .edge import to_edge
 from .fold import drop_empty_pieces, fold_constants, scalars_as_constants
-from .kernels import can_open, check_kernels, has_kernel, right_remainders
+from .kernels import can_open, check_custom_views, check_kernels, has_kernel, right_remainders
 from .manager import Manager
 from .qnn import QnnTurn
 from .stages import Stages
@@ -146,7 +146,7 @@ class Flow:
         )
 
     def _name_slots(self) -> None:
-        """Gives buffers that stay with the host, and that methods share, one name in all of them."""
+        """Gives buffers of the host that methods share one name in all of them."""
         for name, ep in self.programs.items():
             for spec in (*ep.graph_signature.input_specs, *ep.graph_signature.output_specs):
                 slot = self.slots[name].get(spec.target or "")
@@ -202,6 +202,7 @@ class Flow:
 
     def _to_edge(self, name: str) -> None:
         ep = self.programs[name]
+        check_custom_views(ep)
         drop_idle_guards(ep)
         scalars_as_constants(ep)
         self.programs[name] = to_edge(ep, self._lenient)

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from executorch.exir.operator.convert import to_out_variant
+from executorch.exir.operator.convert import _get_overload_schema, to_out_variant
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
+from torchgen.model import SchemaKind
 
 from ..aliasing.updates import refresh_outputs
 from ..errors import LoweringError
@@ -21,6 +22,10 @@ from ..ops.registry import aten_op
 from ..partition import Plan
 
 aten = torch.ops.aten
+_FUNCTIONALISED = (
+    torch.ops.higher_order.auto_functionalized,
+    torch.ops.higher_order.auto_functionalized_v2,
+)
 _log = logging.getLogger(__name__)
 
 
@@ -67,7 +72,7 @@ def check_kernels(method: str, ep: ExportedProgram, plan: Plan, strict: bool) ->
         if node.op != "call_function" or op is None or has_kernel(op):
             continue
         if op.namespace == "aten":
-            where = _source_line(node)
+            where = source_line(node)
             problem = (
                 f"method {method!r}: node {node.name} ({op}) runs on the CPU, and ExecuTorch's "
                 f"runtime has no kernel for it{where}. Write it with other ops, or register it as "
@@ -127,7 +132,51 @@ def _call(op: OpOverload, *args: Any) -> torch.fx.Node:
     return call
 
 
-def _source_line(node: torch.fx.Node) -> str:
+def check_written_by_custom_ops(method: str, ep: ExportedProgram) -> None:
+    """Refuses custom ops that write to their arguments in a way the runtime has no call for.
+
+    Raises:
+        LoweringError: it names node, op and source line.
+    """
+    for node in ep.graph.nodes:
+        if node.target not in _FUNCTIONALISED:
+            continue
+        op = node.args[0]
+        schema = _get_overload_schema(op)
+        if schema is not None and schema.kind() is SchemaKind.inplace:
+            continue
+        try:
+            to_out_variant(op)
+        except Exception as e:
+            raise LoweringError(
+                f"method {method!r}: node {node.name}: the custom op {op} writes to its arguments, "
+                f"and has no out variant for ExecuTorch's runtime to call{source_line(node)}. "
+                "Return the new value instead (`op(Tensor x) -> Tensor`, with an `op.out`) and "
+                "copy it into the buffer in the model"
+            ) from e
+
+
+def check_custom_views(ep: ExportedProgram) -> None:
+    """Refuses custom ops that return views, which the edge dialect has no form of.
+
+    Raises:
+        LoweringError: it names node, op and source line.
+    """
+    for node in ep.graph.nodes:
+        op = node.target
+        if node.op != "call_function" or not isinstance(op, OpOverload) or not op.is_view:
+            continue
+        name, overload = op._schema.name.split("::")[1], op._schema.overload_name or "default"
+        copies = getattr(getattr(torch.ops, op.namespace), f"{name}_copy", None)
+        if not hasattr(copies, overload):
+            raise LoweringError(
+                f"node {node.name}: {op} returns a view of its argument, and there is no "
+                f"{name}_copy{source_line(node)}. Register {op.namespace}::{name}_copy, or return a new tensor"
+            )
+
+
+def source_line(node: torch.fx.Node) -> str:
+    """Where the model calls what a node is, to be put into a message; empty if not known."""
     lines = [s.strip() for s in str(node.meta.get("stack_trace", "")).splitlines() if s.strip()]
     return f"; the model calls it in {' '.join(lines[-2:])}" if len(lines) >= 2 else ""
 

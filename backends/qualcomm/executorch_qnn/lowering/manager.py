@@ -27,6 +27,7 @@ from ..aliasing import mutated_buffers
 from ..aliasing.planning import AliasAwareMemoryPlanning
 from ..partition import Plan
 from .delegates import called_by_shape, check_calls
+from .kernels import check_written_by_custom_ops
 
 
 class Manager(EdgeProgramManager):  # type: ignore[misc]
@@ -65,6 +66,8 @@ class Manager(EdgeProgramManager):  # type: ignore[misc]
         """The program for ExecuTorch's runtime; see the class for what is different."""
         config = copy.copy(config or ExecutorchBackendConfig())
         config.emit_mutable_buffer_names = True
+        for name in self.methods:
+            check_written_by_custom_ops(name, self.exported_program(name))
         programs = [self.exported_program(name) for name in self.methods]
         shared = _initialise(programs)
         if type(config.memory_planning_pass) is MemoryPlanningPass:

@@ -22,6 +22,7 @@ from ..partition import Ownership, Plan
 from ..report import CpuOpReport, DelegateReport, MethodReport, Report, StateReport
 from ..seal import seal
 from ..target import Target
+from .decompose import plain_spec
 
 META_KEY = "executorch_qnn.meta"
 
@@ -137,7 +138,7 @@ class Program:
         methods = {
             name: {
                 "in_spec": pytree.treespec_dumps(ep.call_spec.in_spec),
-                "out_spec": pytree.treespec_dumps(ep.call_spec.out_spec),
+                "out_spec": pytree.treespec_dumps(plain_spec(ep.call_spec.out_spec)),
             }
             for name, ep in self._exported.items()
         }
