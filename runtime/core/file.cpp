@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -170,6 +171,28 @@ Status OutputFile::commit() {
   close(folder);
   // Some file systems cannot, and say so with EINVAL.
   return error == 0 || error == EINVAL ? Status() : io_error("write the folder of", path_, error);
+}
+
+// ------------------------------------------------------------------------------ write-behind
+
+WriteBehind::WriteBehind(void* data, uint64_t size) {
+  thread_ = std::thread([this, data, size] {
+    std::unique_lock<std::mutex> lock(mutex_);
+    // A page of a shared mapping that is dropped stays in the page cache, dirty: the next access
+    // finds it there. Only the whole mapping at once, because nobody says where the writer is.
+    while (!ended_.wait_for(lock, std::chrono::milliseconds(5), [this] { return end_; })) {
+      madvise(data, size, MADV_DONTNEED);
+    }
+  });
+}
+
+WriteBehind::~WriteBehind() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    end_ = true;
+  }
+  ended_.notify_one();
+  thread_.join();
 }
 
 }  // namespace executorch_qnn

@@ -2,9 +2,12 @@
 // Memory-mapped files, to read and to write.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string>
+#include <thread>
 
 #include "core/api.h"
 #include "core/status.h"
@@ -63,6 +66,22 @@ class ETQNN_API OutputFile {
   int fd_ = -1;
   void* data_ = nullptr;
   uint64_t capacity_ = 0;
+};
+
+// While it lives, pages of a shared file mapping that somebody fills go to the file and leave this
+// process's memory soon after they were written. What the file holds does not change by it.
+class ETQNN_API WriteBehind {
+ public:
+  WriteBehind(void* data, uint64_t size);
+  WriteBehind(const WriteBehind&) = delete;
+  WriteBehind& operator=(const WriteBehind&) = delete;
+  ~WriteBehind();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool end_ = false;
+  std::thread thread_;
 };
 
 }  // namespace executorch_qnn

@@ -228,7 +228,12 @@ Result<uint64_t> ContextBuilder::write_binary(const std::string& path) {
   std::lock_guard<std::mutex> lock(mutex_);
   ETQNN_ASSIGN(uint64_t capacity, binary_size());
   ETQNN_ASSIGN(OutputFile file, OutputFile::create(path, capacity));
-  ETQNN_ASSIGN(uint64_t written, copy_binary(file.data(), capacity));
+  uint64_t written = 0;
+  {
+    // QNN holds two copies of the weights at this point; this must not become a third one.
+    WriteBehind to_file(file.data(), capacity);
+    ETQNN_ASSIGN(written, copy_binary(file.data(), capacity));
+  }
   ETQNN_TRY(file.commit(written));
   return written;
 }

@@ -107,6 +107,28 @@ TEST(an_output_file_replaces_an_older_one) {
   CHECK_EQ(read(scratch / "out"), "new");
 }
 
+TEST(what_is_written_behind_is_complete_in_the_file) {
+  Scratch scratch;
+  const size_t words = size_t{1} << 23;  // 64 MiB
+  {
+    CHECK_VALUE(file, OutputFile::create(scratch / "out", words * 8));
+    {
+      WriteBehind to_file(file.data(), words * 8);
+      auto* at = static_cast<uint64_t*>(file.data());
+      for (size_t pass = 0; pass < 4; ++pass) {  // also over what has left the memory
+        for (size_t i = 0; i < words; ++i) at[i] = pass == 0 ? i : at[i] + i;
+      }
+    }
+    CHECK_OK(file.commit(words * 8));
+  }
+  std::ifstream file(scratch / "out", std::ios::binary);
+  std::vector<uint64_t> held(words);
+  file.read(reinterpret_cast<char*>(held.data()), words * 8);
+  bool right = true;
+  for (size_t i = 0; i < words; ++i) right = right && held[i] == 4 * i;
+  CHECK(right);
+}
+
 TEST(an_output_file_in_a_missing_folder_is_an_io_error) {
   Status status = OutputFile::create("/nowhere/at/all", 10).status();
   CHECK(status.kind() == ErrorKind::kIo);
