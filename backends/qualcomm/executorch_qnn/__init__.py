@@ -35,6 +35,7 @@ _EXPORTS = {
     "Program": "lowering",
     "to_edge_transform_and_lower": "lowering",
     "QnnPartitioner": "partition",
+    "AliasAwareMemoryPlanning": "aliasing.planning",
     "load": "session",
     "Session": "session",
     "StateInfo": "session",
