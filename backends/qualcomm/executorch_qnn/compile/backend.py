@@ -28,7 +28,7 @@ from ..errors import LoweringError
 from ..target import Target
 from .build import IO, Built, State, build, wide_slots
 from .compiler import CompileWorker
-from .ir import DType
+from .ir import NUMPY, DType
 from .messages import GraphStats
 from .payload import Binding, IOEntry, Payload, StateEntry
 
@@ -92,6 +92,20 @@ class DelegateInfo:
     context_bytes: int
     static_bytes: int
     compile_cpu_s: float
+
+    @property
+    def in_place_pairs(self) -> frozenset[tuple[int, int]]:
+        """Which inputs and outputs may be one memory; see `aliasing.alias_sets.in_place_pairs`.
+
+        The delegate converts such outputs when the graph is done; the others QNN writes itself,
+        while it may still read inputs.
+        """
+        converted = [
+            j
+            for j, io in enumerate(self.outputs)
+            if io.encoding or torch.empty(0, dtype=io.torch_dtype).numpy().dtype != NUMPY[io.dtype]
+        ]
+        return frozenset(itertools.product(range(len(self.inputs)), converted))
 
 
 class QnnDelegate(BackendDetails):  # type: ignore[misc]

@@ -158,10 +158,10 @@ def to_core(
                 continue
             if op is aten._assert_tensor_metadata.default:
                 gm.graph.erase_node(node)  # it checked what export has checked
-            elif op in _REWRITES:
-                _REWRITES[op](node)
             elif op in opener.keep and (whole is None or whole(node)):
                 continue
+            elif op in _REWRITES:
+                _REWRITES[op](node)
             elif is_composite(op):
                 pending += opener.open(gm, node)[::-1]
         gm.graph.eliminate_dead_code()

@@ -169,9 +169,10 @@ def check_custom_views(ep: ExportedProgram) -> None:
         name, overload = op._schema.name.split("::")[1], op._schema.overload_name or "default"
         copies = getattr(getattr(torch.ops, op.namespace), f"{name}_copy", None)
         if not hasattr(copies, overload):
+            copy = f"{name}_copy"
             raise LoweringError(
-                f"node {node.name}: {op} returns a view of its argument, and there is no "
-                f"{name}_copy{source_line(node)}. Register {op.namespace}::{name}_copy, or return a new tensor"
+                f"node {node.name}: {op} returns a view of its argument, and there is no {copy}"
+                f"{source_line(node)}. Register {op.namespace}::{copy}, or return a new tensor"
             )
 
 
