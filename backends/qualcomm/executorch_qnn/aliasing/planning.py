@@ -73,6 +73,7 @@ class AliasAwareMemoryPlanning(MemoryPlanningPass):  # type: ignore[misc]
             own = [s for s in specs if s not in outside.get(gm, ())]
             for s in own:
                 s.lifetime = [None, None]
+            _live_in_place(gm)
             update_all_tensors_lifetime(gm, args[0])
             return _smallest(algorithm, alignment, own, gm, *args)
 
@@ -82,6 +83,16 @@ class AliasAwareMemoryPlanning(MemoryPlanningPass):  # type: ignore[misc]
             return planned
         finally:
             self.memory_planning_algo = algorithm
+
+
+def _live_in_place(gm: GraphModule) -> None:
+    """Has values live until their results in place are read, which ExecuTorch does not see."""
+    for i, node in enumerate(gm.graph.nodes):
+        for argument in node.all_input_nodes:
+            for (_, element), _ in alias.aliased_results(argument):
+                if (spec := alias.spec((argument, element))) is not None:
+                    start, end = spec.lifetime
+                    spec.lifetime = [i if start is None else start, max(i, end or 0)]
 
 
 def _smallest(algorithm: Any, alignment: int, specs: list[TensorSpec], gm: Any, *args: Any) -> Any:

@@ -21,6 +21,7 @@ import torch
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager
 from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend
 from executorch.exir.backend.partitioner import Partitioner, PartitionResult
+from torch._export.verifier import SpecViolationError
 from torch.export import ExportedProgram
 
 from ..aliasing import state_slots
@@ -218,7 +219,14 @@ class Flow:
         if show is not None:
             show(edge)
         if passes is not None:
-            edge = edge.transform(passes)
+            try:
+                edge = edge.transform(passes)
+            except SpecViolationError as e:
+                # One value cannot be returned as the new value of two buffers.
+                raise LoweringError(
+                    f"a transform pass made a program that cannot be: {e}. If it removes clones, "
+                    "exclude those that are returned"
+                ) from e
         self.programs = {name: edge.exported_program(name) for name in self.programs}
         # A pass may have dropped clones that guard an old value.
         self._guard()
