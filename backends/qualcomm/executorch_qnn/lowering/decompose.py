@@ -35,6 +35,7 @@ from ..aliasing.slots import overlap_message, overlaps, tensors
 from ..aliasing.updates import refresh_outputs
 from ..errors import LoweringError
 from ..ops.registry import aten_op
+from ..source import called_in
 from .fold import lift_constants
 from .inputs import one_input_each
 from .kernels import EXTRA
@@ -310,12 +311,16 @@ class Opener:
                     _allow_non_fake_inputs=True,
                 )(*values)
         except Exception as e:
-            raise LoweringError(f"node {node.name}: torch cannot decompose {op}: {e}") from e
+            raise LoweringError(
+                f"node {node.name}: torch cannot decompose {op}: {e}{called_in(node)}"
+            ) from e
         graph: torch.fx.Graph = traced.graph
         graph.eliminate_dead_code()
         targets = [n.target for n in graph.nodes if n.op == "call_function"]
         if op in targets or any(getattr(t, "namespace", "aten") == "prims" for t in targets):
-            raise LoweringError(f"node {node.name}: {op} has no decomposition and no lowering")
+            raise LoweringError(
+                f"node {node.name}: {op} has no decomposition and no lowering{called_in(node)}"
+            )
         for n in graph.nodes:
             if n.op == "get_attr":
                 constant = getattr(traced, str(n.target))

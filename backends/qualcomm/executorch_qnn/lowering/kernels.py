@@ -20,6 +20,7 @@ from ..aliasing.updates import refresh_outputs
 from ..errors import LoweringError
 from ..ops.registry import aten_op
 from ..partition import Plan
+from ..source import called_in
 
 aten = torch.ops.aten
 _FUNCTIONALISED = (
@@ -72,7 +73,7 @@ def check_kernels(method: str, ep: ExportedProgram, plan: Plan, strict: bool) ->
         if node.op != "call_function" or op is None or has_kernel(op):
             continue
         if op.namespace == "aten":
-            where = source_line(node)
+            where = called_in(node)
             problem = (
                 f"method {method!r}: node {node.name} ({op}) runs on the CPU, and ExecuTorch's "
                 f"runtime has no kernel for it{where}. Write it with other ops, or register it as "
@@ -150,7 +151,7 @@ def check_written_by_custom_ops(method: str, ep: ExportedProgram) -> None:
         except Exception as e:
             raise LoweringError(
                 f"method {method!r}: node {node.name}: the custom op {op} writes to its arguments, "
-                f"and has no out variant for ExecuTorch's runtime to call{source_line(node)}. "
+                f"and has no out variant for ExecuTorch's runtime to call{called_in(node)}. "
                 "Return the new value instead (`op(Tensor x) -> Tensor`, with an `op.out`) and "
                 "copy it into the buffer in the model"
             ) from e
@@ -172,14 +173,8 @@ def check_custom_views(ep: ExportedProgram) -> None:
             copy = f"{name}_copy"
             raise LoweringError(
                 f"node {node.name}: {op} returns a view of its argument, and there is no {copy}"
-                f"{source_line(node)}. Register {op.namespace}::{copy}, or return a new tensor"
+                f"{called_in(node)}. Register {op.namespace}::{copy}, or return a new tensor"
             )
-
-
-def source_line(node: torch.fx.Node) -> str:
-    """Where the model calls what a node is, to be put into a message; empty if not known."""
-    lines = [s.strip() for s in str(node.meta.get("stack_trace", "")).splitlines() if s.strip()]
-    return f"; the model calls it in {' '.join(lines[-2:])}" if len(lines) >= 2 else ""
 
 
 # The complementary error function of Numerical Recipes in C (Press et al., 2nd edition, section

@@ -104,7 +104,7 @@ def lower(
         stage=stage,
     )
     edge = flow.run(constant_methods=constant_methods)
-    return Program(edge, exported, flow.plans, target, stage.cpu_s)
+    return Program(edge, exported, flow.plans, target, stage.cpu_s, flow.retraces)
 
 
 def to_edge_transform_and_lower(

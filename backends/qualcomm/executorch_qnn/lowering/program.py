@@ -42,6 +42,7 @@ class Program:
         plans: Mapping[str, Plan],
         target: Target,
         cpu_s: Mapping[str, float],
+        retraces: Mapping[str, int],
     ) -> None:
         self.edge = edge
         self.target = target
@@ -49,6 +50,7 @@ class Program:
         self._exported = exported
         self._plans = plans
         self._cpu_s = dict(cpu_s)
+        self._retraces = dict(retraces)
         edge._named_data_store.add_named_data(META_KEY, self._meta())
         self.executorch: ExecutorchProgramManager = edge.to_executorch()
 
@@ -105,8 +107,9 @@ class Program:
             )
             for i in infos
         ]
-        cpu_ops = [CpuOpReport(op.node, op.op, op.reason) for op in plan.cpu_ops]
-        return MethodReport(delegates, cpu_ops, [self._state(o, infos) for o in plan.owners])
+        cpu_ops = [CpuOpReport(op.node, op.op, op.reason, op.source) for op in plan.cpu_ops]
+        state = [self._state(o, infos) for o in plan.owners]
+        return MethodReport(delegates, cpu_ops, state, self._retraces[name])
 
     def _state(self, owner: Ownership, infos: list[DelegateInfo]) -> StateReport:
         dtype = str(owner.dtype).removeprefix("torch.")

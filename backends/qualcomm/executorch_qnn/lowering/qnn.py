@@ -145,7 +145,7 @@ class QnnTurn:
         if self.fallback != "error":
             return
         left = [
-            f"  {name}: {op.node} ({op.op}): {op.reason}"
+            f"  {name}: {op.node} ({op.op}): {op.reason}{'; ' + op.source if op.source else ''}"
             for name, p in self.partitioners.items()
             for op in p.plan.cpu_ops
         ]

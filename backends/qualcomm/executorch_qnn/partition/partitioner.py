@@ -18,6 +18,7 @@ from ..aliasing.updates import Update, is_guard, updates
 from ..compile.backend import CompileOptions
 from ..compile.compiler import CompileWorker
 from ..ops.registry import aten_op, table
+from ..source import source_of
 from ..target import Target
 from .ownership import (
     TAG,
@@ -36,11 +37,12 @@ _IDLE = "it guards a buffer of the host"
 
 @dataclass(frozen=True)
 class CpuOp:
-    """A node that stays on the CPU, and why."""
+    """A node that stays on the CPU, why, and where in the user's model it comes from."""
 
     node: str
     op: str
     reason: str
+    source: str = ""
 
 
 @dataclass
@@ -156,7 +158,7 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
                     self.plan.partitions.setdefault(tag, []).append(node.name)
             elif not is_getitem(node) and reasons[node] != _IDLE:
                 op = str(aten_op(node.target) or node.target)
-                self.plan.cpu_ops.append(CpuOp(node.name, op, reasons[node] or ""))
+                self.plan.cpu_ops.append(CpuOp(node.name, op, reasons[node] or "", source_of(node)))
         _drop_without_inputs(ep, self.plan)
         _tag_constants(support.constants)
         for u in ups:
@@ -334,7 +336,9 @@ def _drop_without_inputs(ep: ExportedProgram, plan: Plan) -> None:
         if not any(i.meta.get(TAG) != tag for n in nodes for i in n.all_input_nodes):
             for n in nodes:
                 del n.meta[TAG]
-                plan.cpu_ops.append(CpuOp(n.name, str(n.target), "it depends on no input"))
+                plan.cpu_ops.append(
+                    CpuOp(n.name, str(n.target), "it depends on no input", source_of(n))
+                )
             del plan.partitions[tag]
 
 

@@ -34,11 +34,12 @@ class DelegateReport:
 
 @dataclass(frozen=True)
 class CpuOpReport:
-    """A node that runs on the CPU, and why."""
+    """A node that runs on the CPU, why, and the line of the user's model that it comes from."""
 
     node: str
     op: str
     reason: str
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,16 @@ class StateReport:
 
 @dataclass(frozen=True)
 class MethodReport:
-    """One method of a program."""
+    """One method of a program.
+
+    Attributes:
+        retraces: how often torch had to trace the exported program again, one or none.
+    """
 
     delegates: list[DelegateReport] = field(default_factory=list)
     cpu_ops: list[CpuOpReport] = field(default_factory=list)
     state: list[StateReport] = field(default_factory=list)
+    retraces: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,10 @@ class Report:
                     f"  delegate {d.graph}: {d.nodes} nodes, {d.qnn_ops} QNN ops, "
                     f"{d.states} states, {d.static_bytes:,} static bytes{ddr}"
                 )
-            lines += [f"  CPU {op.node} ({op.op}): {op.reason}" for op in m.cpu_ops]
+            lines += [
+                f"  CPU {op.node} ({op.op}): {op.reason}{'; ' + op.source if op.source else ''}"
+                for op in m.cpu_ops
+            ]
             lines += [
                 f"  state {s.fqn}: {s.stored}{list(s.shape)}, {s.owner}"
                 f"{', ' + s.binding if s.binding else ''}: {s.reason}"
