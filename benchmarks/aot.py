@@ -224,7 +224,7 @@ def measure(side: str, layers: int, args: argparse.Namespace, folder: Path) -> d
 
 
 def _qnn_s(measured: dict[str, Any]) -> float:
-    """CPU seconds of QNN: its process's for ours; in-tree, in one process, what its stages state."""
+    """CPU seconds of QNN: those of its process for ours, what its stages state for in-tree."""
     stages: dict[str, float] = measured.get("stages_cpu_s", {})
     return stages.get("QNN's compiler", measured["finalize_s"])
 

@@ -197,6 +197,14 @@ def put_of_returned(s: Any, x: Tensor, i: Tensor) -> Any:
     return y, aten.index_put(y, [i], x[:1])
 
 
+def put_read_late(s: Any, x: Tensor, i: Tensor) -> Any:
+    y = aten.index_put(x + 1.0, [i], x[:1])
+    z = x * 2.0
+    for n in range(3):
+        z = z * z + float(n)
+    return z + y, z
+
+
 def cond_cloned(s: Any, x: Tensor) -> Any:
     y = x + 1.0
     a, b = torch.cond(
@@ -251,6 +259,7 @@ def narrowed(s: Any, x: Tensor, n: Tensor) -> Any:
         case(input_updated),
         case(input_from_buffer, BUFFER),
         case(put_of_returned, {}, X, ROW),
+        case(put_read_late, {}, X, ROW),
         *map(case, (cond_cloned, cond_twice, cond_nested, scanned, mapped)),
         case(cond_of_buffer, BUFFER),
         case(narrowed, {}, X, torch.tensor(3)),
