@@ -146,7 +146,8 @@ def run_child(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     decoder, _ = load_model(args.model, max_seq_len=args.max_seq_len, layers=args.layers)
     lower = {"ours": _ours, "in-tree": _in_tree}[args.side]()
-    retrace, retraces = torch.export.ExportedProgram.run_decompositions, []
+    retrace = torch.export.ExportedProgram.run_decompositions
+    retraces: list[Any] = []
 
     def counted(*given: Any, **options: Any) -> Any:
         retraces.append(None)
@@ -226,7 +227,7 @@ def measure(side: str, layers: int, args: argparse.Namespace, folder: Path) -> d
 def _qnn_s(measured: dict[str, Any]) -> float:
     """CPU seconds of QNN: those of its process for ours, what its stages state for in-tree."""
     stages: dict[str, float] = measured.get("stages_cpu_s", {})
-    return stages.get("QNN's compiler", measured["finalize_s"])
+    return float(stages.get("QNN's compiler", measured["finalize_s"]))
 
 
 def _mega(count: float, unit: int = 1_000_000) -> str:
