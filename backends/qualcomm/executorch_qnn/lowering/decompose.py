@@ -25,6 +25,7 @@ from torch._export.utils import _get_decomp_for_cia, _special_op_to_preserve_cia
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.export import ExportedProgram
 from torch.export.exported_program import _override_composite_implicit_decomp
 from torch.export.graph_signature import InputKind, OutputKind
@@ -263,7 +264,7 @@ class Opener:
         self._traced: dict[object, torch.fx.Graph] = {}
 
     def open(self, gm: torch.fx.GraphModule, node: torch.fx.Node) -> list[torch.fx.Node]:
-        """Opens `node` and returns the new nodes.
+        """Opens `node` by one step and returns the new nodes, which may be composite themselves.
 
         Raises:
             LoweringError: PyTorch has no decomposition for the op, or none without prims.
@@ -301,13 +302,13 @@ class Opener:
             args, kwargs = pytree.tree_unflatten(leaves, spec)
             return decompose(*args, **kwargs)
 
-        plain = {o: fn for o, fn in table.items() if o not in self.keep and not o._can_decompose()}
         mode = _fake_mode(node.graph)
         try:
             with mode, torch.no_grad(), enable_python_dispatcher(), self._kept_whole(op):
+                # Without a table: its decompositions would run below the functionalisation, and
+                # what they write to would stay written to.  The caller opens what is left.
                 traced = make_fx(
-                    torch.func.functionalize(call, remove="mutations"),
-                    decomposition_table=plain,
+                    dispatch_functionalize(call, FunctionalTensorMode()),
                     _allow_non_fake_inputs=True,
                 )(*values)
         except Exception as e:

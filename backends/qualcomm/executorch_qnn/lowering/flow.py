@@ -284,5 +284,6 @@ class Flow:
         """Opens a node, and what it consists of where nobody wants that whole."""
         opener, wishes = self.openers[name], self.wishes[name]
         for new in opener.open(gm, node):
-            if new.target in opener.keep and not wishes.whole(new) and is_composite(new.target):
+            kept = new.target in opener.keep and wishes.whole(new)
+            if is_composite(new.target) and not kept:
                 self._open(name, gm, new)
