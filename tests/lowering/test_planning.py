@@ -134,7 +134,7 @@ def permuted(s: Any, x: Tensor) -> Any:
 
 
 def split(s: Any, x: Tensor) -> Any:
-    return [t * 2.0 for t in (x + 1.0).chunk(2, 0)]
+    return [t.view(32) * 2.0 for t in (x + 1.0).chunk(2, 0)]
 
 
 def added(s: Any, x: Tensor) -> Any:
@@ -273,7 +273,7 @@ def test_programs_follow_eager_in_no_more_memory(
         manager = edge(model, inputs)
     except torch._export.verifier.SpecViolationError:
         pytest.skip("ExecuTorch's entry point does not lower it")
-    for reinplace in (False, True):
+    for reinplace in {False, bool(buffers) or "put" in step.__name__}:
         planning = Both()
         program = executorch(manager, planning, run_reinplace_pass=reinplace)
         check(model, inputs, program)
@@ -522,7 +522,7 @@ def interpret(s: Any, x: Tensor, i: Tensor, steps: list[tuple[str, str, str]]) -
     return results
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEPS, min_size=1, max_size=6), clones=st.booleans(), reinplace=st.booleans())
 def test_random_updates_follow_eager(
     steps: list[tuple[str, str, str]], clones: bool, reinplace: bool

@@ -40,6 +40,11 @@ _OPERANDS: dict[Any, tuple[str, ...]] = {
 }
 
 
+def is_delegate(node: Node) -> bool:
+    """Whether a node calls a delegate."""
+    return node.target is executorch_call_delegate
+
+
 class AnyPair:
     """Contains every pair of an input and an output."""
 
@@ -303,8 +308,3 @@ def _schema(node: Node) -> Any:
 
 def _argument(node: Node, index: int, name: str) -> Any:
     return node.args[index] if index < len(node.args) else node.kwargs.get(name)
-
-
-def is_delegate(node: Node) -> bool:
-    """Whether a node calls a delegate."""
-    return node.target is executorch_call_delegate

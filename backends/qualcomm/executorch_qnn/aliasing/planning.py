@@ -131,7 +131,7 @@ def _enter_bodies(gm: GraphModule, outside: dict[GraphModule, set[TensorSpec]]) 
             results = [alias.spec(v) if node.target is _COND else None for v in alias.values(node)]
             if node.target in (_COND, torch.ops.higher_order.scan):
                 shared |= _return_in(results, body)
-            outside[body] = {s for s in shared if s is not None} | (outside.get(gm, set()))
+            outside[body] = {s for s in shared if s is not None} | outside.get(gm, set())
             _enter_bodies(body, outside)
 
 
@@ -390,7 +390,7 @@ def _share_specs(gm: GraphModule) -> None:
         if node.op == "output":
             node.meta["spec"] = torch.utils._pytree.tree_map(_spec_of, node.args[0])
         elif node.target is memory.view and isinstance(node.meta.get("spec"), _ViewSpec):
-            node.meta["spec"]._base = alias.spec(alias.values(node.args[0])[0])
+            node.meta["spec"]._base = _spec_of(node.args[0])
         elif node.target is operator.getitem:
             node.meta["spec"] = _spec_of(node)
         for result, argument in alias.aliased_results(node):
