@@ -307,15 +307,17 @@ class Opener:
             with mode, torch.no_grad(), enable_python_dispatcher(), self._kept_whole(op):
                 # Without a table: its decompositions would run below the functionalisation, and
                 # what they write to would stay written to.  The caller opens what is left.
-                traced = make_fx(
-                    dispatch_functionalize(call, FunctionalTensorMode()),
-                    _allow_non_fake_inputs=True,
-                )(*values)
+                functional = dispatch_functionalize(call, FunctionalTensorMode())
+                # A tensor for each operand: of two that are one, the trace would use one only.
+                own = [_like(v) if isinstance(v, torch.Tensor) else v for v in values]
+                traced = make_fx(functional, _allow_non_fake_inputs=True)(*own)
         except Exception as e:
             raise LoweringError(
                 f"node {node.name}: torch cannot decompose {op}: {e}{called_in(node)}"
             ) from e
         graph: torch.fx.Graph = traced.graph
+        for n in graph.find_nodes(op="call_function", target=torch.ops.prims.copy_strided.default):
+            n.replace_all_uses_with(n.args[0])  # only its strides are others
         graph.eliminate_dead_code()
         targets = [n.target for n in graph.nodes if n.op == "call_function"]
         if op in targets or any(getattr(t, "namespace", "aten") == "prims" for t in targets):
@@ -348,6 +350,10 @@ def _key(op: OpOverload, flat: list[Any], spec: pytree.TreeSpec, values: list[An
         shapes.append((tuple(v.shape), v.stride(), v.storage_offset(), v.dtype, id(v.fake_mode)))
     fixed = tuple((type(a), a) for a in flat if not isinstance(a, torch.fx.Node))
     return op, str(spec), fixed, tuple(isinstance(a, torch.fx.Node) for a in flat), tuple(shapes)
+
+
+def _like(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
 
 
 def _is_pure(op: OpOverload) -> bool:

@@ -37,15 +37,22 @@ def reduced(shape: Shape, axes: Sequence[int], keepdim: bool) -> Shape:
     return tuple(n for i, n in enumerate(shape) if i not in axes)
 
 
-def reduce(b: Builder, type: str, x: Value, axes: Sequence[int], keepdim: bool = True) -> Value:
-    """A QNN reduction of `x` over `axes`."""
+def reduce(
+    b: Builder,
+    type: str,
+    x: Value,
+    axes: Sequence[int],
+    keepdim: bool = True,
+    as_it_is: bool = False,
+) -> Value:
+    """A QNN reduction of `x` over `axes`; `as_it_is` looks for no cheaper order of the axes."""
     shape = reduced(x.shape, axes, keepdim) if x.rank else ()
     axes = [i for i in axes if i < x.rank and x.shape[i] != 1]
     if not axes:
         return b.reshape(x, shape)
-    source, perm = b.unpermuted(x)
+    source, perm = (x, ()) if as_it_is else b.unpermuted(x)
     if source is not x:  # what is left is cheaper to permute
-        y = reduce(b, type, source, [perm[i] for i in axes])
+        y = reduce(b, type, source, [perm[i] for i in axes], as_it_is=True)
         return b.reshape(b.transpose(y, perm), shape)
     if x.rank > 4:  # more than some reductions take
         gone = reduced(x.shape, axes, True)
