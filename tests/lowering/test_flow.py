@@ -413,6 +413,19 @@ def test_values_of_a_buffer_are_not_taken_for_a_constant_of_the_same_bytes() -> 
     same(got, eagerly(model, [(X,)] * 2))
 
 
+def test_nodes_of_one_shape_are_not_nodes_of_the_same_operands() -> None:
+    """What a node consists of is remembered by shapes, though one node has one tensor twice."""
+
+    def step(s: Any, x: Tensor) -> Any:
+        one, other = x > 0, x > 0.5
+        y = x.reshape(2, 2)
+        return (one ^ one), (one ^ other), y @ y, y @ s.flat, torch.lerp(y.t()[:1], s.flat[:1], 0.5)
+
+    model = Step(step).eval()
+    ep = qnn.to_edge_transform_and_lower(torch.export.export(model, (X,))).exported_program()
+    same(simulate(ep, [(X,)]), eagerly(model, [(X,)]))
+
+
 _LIBRARY = torch.library.Library("test_flow", "DEF")
 _LIBRARY.define("increase_(Tensor(a!) x, Tensor y) -> ()")
 _LIBRARY.define("same(Tensor(a) x) -> Tensor(a)")

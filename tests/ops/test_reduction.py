@@ -216,3 +216,15 @@ def test_what_htp_cannot_do_right_is_refused() -> None:
 
 def test_counting_costs_one_sum() -> None:
     assert op_types(lambda x: x.sum(-1), BOOLS) == ["Cast", "ReduceSum", "Reshape"]
+
+
+@pytest.mark.usefixtures("qnn_libraries")
+def test_reductions_of_sums_of_which_one_part_is_permuted() -> None:
+    """Undoing one part's permutation permutes the other: that is done once, not for ever."""
+    x, y = (torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(i)) for i in range(2))
+    cases: dict[str, Callable[..., torch.Tensor]] = {
+        "flipped": lambda x, y: (x.permute(2, 0, 1) + y.permute(2, 0, 1).flip(0)).mean(),
+        "reshaped": lambda x, y: (x.permute(2, 0, 1) + y.reshape(4, 2, 3).relu()).mean(),
+        "rows": lambda x, y: (x.permute(2, 0, 1) + y.reshape(4, 2, 3).relu()).sum(1),
+    }
+    check_all([Case(name, fn, (x, y)) for name, fn in cases.items()])
