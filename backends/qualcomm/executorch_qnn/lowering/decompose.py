@@ -64,6 +64,7 @@ def graphs(gm: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
 def copied(ep: ExportedProgram) -> ExportedProgram:
     """The same program with a graph and a signature of its own; weights are shared."""
     twin = copy.copy(ep)
+    twin._state_dict, twin._constants = dict(ep.state_dict), dict(ep.constants)
     twin._graph_module = copy.deepcopy(ep.graph_module)
     twin._graph_signature = copy.deepcopy(ep.graph_signature)
     # Nodes that are called like a Python builtin have another name in the copy.

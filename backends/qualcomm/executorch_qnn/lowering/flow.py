@@ -21,6 +21,7 @@ import torch
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager
 from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend
 from executorch.exir.backend.partitioner import Partitioner, PartitionResult
+from executorch.exir.program._program import lift_constant_tensor_pass
 from torch._export.verifier import SpecViolationError
 from torch.export import ExportedProgram
 
@@ -47,7 +48,7 @@ from .kernels import can_open, check_custom_views, check_kernels, has_kernel, ri
 from .manager import Manager
 from .qnn import QnnTurn
 from .stages import Stages
-from .wishes import Wishes
+from .wishes import Wishes, twin
 
 
 class _WithoutSharedState(Partitioner):  # type: ignore[misc]
@@ -209,7 +210,8 @@ class Flow:
         self.programs[name] = to_edge(ep, self._lenient)
 
     def _preserved(self) -> list[torch._ops.OpOverload]:
-        return list(self.config.preserve_ops)
+        asked = self.config.preserve_ops
+        return [*asked, *(t for op in asked if (t := twin(op)) is not None and t is not op)]
 
     def _transform(self, passes: Any, show: Callable[[EdgeProgramManager], None] | None) -> None:
         with self.stage("edge"):
@@ -227,7 +229,9 @@ class Flow:
                     f"a transform pass made a program that cannot be: {e}. If it removes clones, "
                     "exclude those that are returned"
                 ) from e
-        self.programs = {name: edge.exported_program(name) for name in self.programs}
+        self.programs = {
+            name: lift_constant_tensor_pass(edge.exported_program(name)) for name in self.programs
+        }
         # A pass may have dropped clones that guard an old value.
         self._guard()
 
