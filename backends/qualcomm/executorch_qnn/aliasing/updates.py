@@ -145,10 +145,10 @@ def drop_idle_guards(ep: ExportedProgram) -> None:
         source = guarded(node)
         computed_once = _base(source).op != "placeholder" and output not in source.users
         if output not in node.users or computed_once:
+            conditions = [node.args[0]] if node.target is aten.where.self else []
             node.replace_all_uses_with(source, propagate_meta=False)
-            graph.erase_node(node)
-            if node.target is aten.where.self:
-                graph.erase_node(node.args[0])
+            for idle in (node, *conditions):
+                graph.erase_node(idle)
     refresh_outputs(ep)
     ep.graph_module.recompile()
 

@@ -278,7 +278,10 @@ class Flow:
         wishes.done(turn)
         for gm in graphs(ep.graph_module):
             for node in wishes.left(gm):
-                if is_composite(aten_op(node.target)):
+                op = aten_op(node.target)
+                view = None if op is None else twin(op)  # what the edge dialect made a copy of
+                if view is not None and is_composite(view):
+                    node.target = view
                     self._open(name, gm, node)
             gm.graph.eliminate_dead_code()
             gm.recompile()
