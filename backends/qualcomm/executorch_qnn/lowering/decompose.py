@@ -56,9 +56,15 @@ _PROVENANCE = ("nn_module_stack", "stack_trace", "from_node", "torch_fn", "sourc
 
 def graphs(gm: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
     """A graph and the bodies of its control flow, at any depth."""
-    for module in gm.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            yield module
+    yield gm
+    for node in gm.graph.find_nodes(op="get_attr"):  # other graphs in it are those of delegates
+        body = _attribute(gm, str(node.target))
+        if isinstance(body, torch.fx.GraphModule):
+            yield from graphs(body)
+
+
+def _attribute(gm: torch.fx.GraphModule, path: str) -> Any:
+    return functools.reduce(getattr, path.split("."), gm)
 
 
 def copied(ep: ExportedProgram) -> ExportedProgram:

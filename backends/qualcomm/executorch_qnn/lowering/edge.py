@@ -38,6 +38,8 @@ from executorch.exir.program._program import (
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
 
+from .decompose import graphs
+
 aten = torch.ops.aten
 
 
@@ -63,12 +65,34 @@ class _OperatorsInDimOrder(_Operators, MemoryFormatOpsPass):  # type: ignore[mis
     pass
 
 
+def _dense_results(body: torch.fx.GraphModule) -> None:
+    """Makes what the bodies of one operator return equal in the order of the dimensions."""
+    output = body.graph.output_node()
+
+    def dense(node: torch.fx.Node) -> torch.fx.Node:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.is_contiguous():
+            return node
+        with body.graph.inserting_before(output):
+            copy = body.graph.call_function(
+                aten.clone.default, (node,), {"memory_format": torch.contiguous_format}
+            )
+        copy.meta = {**node.meta, "val": value.contiguous()}
+        return copy
+
+    output.args = torch.fx.map_arg(output.args, dense)
+    body.recompile()
+
+
 def to_edge(ep: ExportedProgram, config: EdgeCompileConfig) -> ExportedProgram:
     """The edge dialect form of an ATen program, or of one that is in it in part already."""
     ep = remove_unused_parameters_pass(ep)
     gm = ep.graph_module
     for node in gm.graph.find_nodes(op="call_function", target=aten._unsafe_view.default):
         node.target = aten.view.default
+    for body in graphs(gm):
+        if body is not gm:
+            _dense_results(body)
     for change in (
         RemoveNonCoreAtenOpGraphAssertsPass(),
         ReplaceSymSizeOpPass(),
