@@ -449,7 +449,9 @@ class EverySecond:
         self._turns: dict[str, Iterator[bool]] = {}
 
     def __call__(self, node: torch.fx.Node) -> bool:
-        accepted = next(self._turns.setdefault(name_of(node.target), itertools.cycle((True, False))))
+        accepted = next(
+            self._turns.setdefault(name_of(node.target), itertools.cycle((True, False)))
+        )
         if accepted:
             self._wanted.append(node)
         return accepted
