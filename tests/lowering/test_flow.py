@@ -393,6 +393,27 @@ def test_methods_share_state_of_the_host(renamed: bool, delegated: bool, tmp_pat
         torch.testing.assert_close(run("get"), 5.0 + 2 * X)
 
 
+def test_a_planning_pass_of_the_caller_shares_too() -> None:
+    core = Step(lambda s, x: x)
+    methods = {
+        "get": torch.export.export(Get(core, False).eval(), (X,)),
+        "put": torch.export.export(Put(core).eval(), (X,)),
+    }
+    edge = qnn.to_edge_transform_and_lower(methods)
+    planning = qnn.AliasAwareMemoryPlanning()
+    made = edge.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))
+    assert not planning.share_mutable_buffers
+    program = Runtime.get().load_program(made.buffer)
+    loaded = {name: program.load_method(name) for name in methods}
+    loaded["put"].execute([X])
+    torch.testing.assert_close(loaded["get"].execute([X])[0], 5.0 + X)
+    passes = {name: qnn.AliasAwareMemoryPlanning() for name in methods}
+    with pytest.raises(qnn.LoweringError, match="one MemoryPlanningPass for all"):
+        qnn.to_edge_transform_and_lower(methods).to_executorch(
+            ExecutorchBackendConfig(memory_planning_pass=passes)
+        )
+
+
 def test_values_of_a_buffer_are_not_taken_for_a_constant_of_the_same_bytes() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

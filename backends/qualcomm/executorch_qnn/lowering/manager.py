@@ -25,6 +25,7 @@ from torch.export import ExportedProgram
 
 from ..aliasing import mutated_buffers
 from ..aliasing.planning import AliasAwareMemoryPlanning
+from ..errors import LoweringError
 from ..partition import Plan
 from .delegates import called_by_shape, check_calls
 from .kernels import check_written_by_custom_ops
@@ -70,12 +71,7 @@ class Manager(EdgeProgramManager):  # type: ignore[misc]
             check_written_by_custom_ops(name, self.exported_program(name))
         programs = [self.exported_program(name) for name in self.methods]
         shared = _initialise(programs)
-        if type(config.memory_planning_pass) is MemoryPlanningPass:
-            ours = AliasAwareMemoryPlanning()
-            for name, setting in vars(config.memory_planning_pass).items():
-                setattr(ours, name, copy.deepcopy(setting))
-            ours.share_mutable_buffers |= shared
-            config.memory_planning_pass = ours
+        config.memory_planning_pass = _planning(config.memory_planning_pass, shared)
         # The passes execute writes to buffers, which may have come out of what has gradients.
         with called_by_shape(programs), torch.no_grad(), _values_of_their_own():
             made = super().to_executorch(config)
@@ -87,6 +83,27 @@ class Manager(EdgeProgramManager):  # type: ignore[misc]
         manager: Any = copy.copy(edge)
         manager.__class__, manager._plans = Manager, self._plans
         return cast(Manager, manager)
+
+
+def _planning(given: Any, shared: bool) -> Any:
+    """The caller's planning pass, or ours for ExecuTorch's own; with `shared`, one that shares.
+
+    Raises:
+        LoweringError: methods share a buffer, and the caller's passes cannot.
+    """
+    if type(given) is MemoryPlanningPass:
+        settings, given = vars(given), AliasAwareMemoryPlanning()
+        for name, setting in settings.items():
+            setattr(given, name, copy.deepcopy(setting))
+    if shared and isinstance(given, MemoryPlanningPass):
+        given = copy.deepcopy(given)
+        given.share_mutable_buffers = True
+    elif shared:
+        raise LoweringError(
+            "methods share a mutable buffer that stays with the host, which one "
+            "MemoryPlanningPass for all methods can plan: give that as memory_planning_pass"
+        )
+    return given
 
 
 def _initialise(programs: Sequence[ExportedProgram]) -> bool:
