@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,18 +16,28 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.nn.functional as F
+from executorch.exir import EdgeProgramManager
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.canonical_partitioners.pattern_op_partitioner import (
     generate_partitions_from_list_of_nodes,
 )
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.graph_module import get_control_flow_submodules
+from executorch.exir.lowered_backend_module import get_lowered_backend_modules
 from torch import Tensor, nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx.passes.operator_support import OperatorSupportBase
 from torch.utils import _pytree as pytree
+from torchao.quantization.pt2e import MinMaxObserver
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer import (
+    QuantizationAnnotation,
+    QuantizationSpec,
+    Quantizer,
+)
+from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
 Call: TypeAlias = Callable[..., Any]
 Shape: TypeAlias = tuple[int, ...]
@@ -55,6 +67,15 @@ class Row:
     @property
     def in_place(self) -> bool:
         return self.op._schema.is_mutable and not any(a.is_out for a in self.op._schema.arguments)
+
+    @property
+    def outcome(self) -> str:
+        """What becomes of the request, as `docs/preserved_ops.md` says it."""
+        if self.twin is None:
+            return "refused with a message"
+        name = edge_name(self.twin)
+        same = name_of(self.op) in (name, name.replace("_copy.", "."))
+        return "kept" if same else f"kept as `{name}`"
 
     def value(self, seed: int = 0) -> Tensor:
         return _randn(self.shape, seed)
@@ -242,7 +263,9 @@ class InContexts(nn.Module):
             self.register_buffer(f"state{i}", row.value(i + 100))
             for k, operand in enumerate(row.operands()):
                 self.register_buffer(f"extra{i}_{k}", operand)
-        self.shapes = [v.shape for v in self._all([r.value() for r in rows])]
+            results = pytree.tree_leaves(row.call(row.value(), *row.operands()))
+            for k, result in enumerate(results):
+                self.register_buffer(f"two{i}_{k}", torch.full(result.shape, 2.0))
 
     def forward(self, first: Tensor, second: Tensor, *xs: Tensor) -> list[Tensor]:
         out: list[Tensor] = []
@@ -264,12 +287,17 @@ class InContexts(nn.Module):
     def _with(self, xs: Sequence[Tensor]) -> Iterator[tuple[Row, Tensor]]:
         return zip(self.rows, xs, strict=True)
 
-    def _all(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """The results of all rows, none of them a view of a value."""
+    def _all(self, xs: Sequence[Tensor]) -> list[Tensor]:
+        """The results of all rows, none of them a view of a value.
+
+        Their sizes are those of a buffer: what control flow returns has to be of a size that torch
+        knows, and it takes those of values for dynamic there.
+        """
         results = []
-        for i, (row, x) in enumerate(self._with(values)):
+        for i, (row, x) in enumerate(self._with(xs)):
             extra = [self.get_buffer(f"extra{i}_{k}") for k in range(len(row.extra))]
-            results += [v * 2.0 for v in pytree.tree_leaves(row.call(x, *extra))]
+            values = pytree.tree_leaves(row.call(x, *extra))
+            results += [self.get_buffer(f"two{i}_{k}") * v for k, v in enumerate(values)]
         return results
 
     def _plus(self, number: float) -> Callable[..., tuple[Tensor, ...]]:
@@ -282,14 +310,14 @@ class InContexts(nn.Module):
 
     def _loop(self, xs: Sequence[Tensor]) -> list[Tensor]:
         n = len(xs)
+        twos = [b for name, b in self.named_buffers() if name.startswith("two")]
 
         def body(i: Tensor, *carried: Tensor) -> tuple[Tensor, ...]:
             results = self._all([x + 1.0 for x in carried[:n]])
-            # The sum is laid out like its first operand, as a loop's variables have to be.
             sums = [s + r for s, r in zip(carried[n:], results, strict=True)]
             return i + 1, *(x * 0.5 for x in carried[:n]), *sums
 
-        carried = (*(x * 1.0 for x in xs), *(torch.zeros(s) for s in self.shapes))
+        carried = (*(x * 1.0 for x in xs), *(torch.zeros(t.shape) for t in twos))
         start = (torch.zeros((), dtype=torch.int64), *carried)
         if torch.compiler.is_compiling():
             return list(while_loop(lambda i, *_: i < 2, body, start)[n + 1 :])
@@ -306,16 +334,34 @@ def _cond(
     return tuple((yes if flag else no)(*xs))
 
 
-class Quantizable(nn.Module):
-    """Calls every row on a sum, which quantizers know how to quantize."""
+class OnSums(nn.Module):
+    """Calls every row on a sum and multiplies what it gives, so that it can be quantized."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         super().__init__()
         self.rows = InContexts(rows, ["value"])
-        self.linear = nn.Linear(4, 4)
 
     def forward(self, first: Tensor, second: Tensor, *xs: Tensor) -> list[Tensor]:
-        return [self.linear(xs[0].flatten()[:4]), *self.rows(first, second, *(x + x for x in xs))]
+        return self.rows(first, second, *(x + x for x in xs))  # type: ignore[no-any-return]
+
+
+class Int8(Quantizer):  # type: ignore[misc]
+    """Quantizes what is added, what is multiplied, and the results."""
+
+    def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        observer = MinMaxObserver.with_args(eps=2**-12)
+        spec = QuantizationSpec(torch.int8, observer, -128, 127, torch.per_tensor_affine)
+        for name in ("add.Tensor", "mul.Tensor"):
+            for node in model.graph.find_nodes(op="call_function", target=op(name)):
+                node.meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
+                    input_qspec_map=dict.fromkeys(node.all_input_nodes, spec),
+                    output_qspec=spec,
+                    _annotated=True,
+                )
+        return model
+
+    def validate(self, model: torch.fx.GraphModule) -> None:
+        pass
 
 
 def inputs(rows: Sequence[Row], call: int = 0) -> tuple[Tensor, ...]:
@@ -327,26 +373,54 @@ def inputs(rows: Sequence[Row], call: int = 0) -> tuple[Tensor, ...]:
 def export(
     model: nn.Module, args: tuple[Tensor, ...], dynamic_shapes: Any = None
 ) -> ExportedProgram:
-    # Without automatic_dynamic_shapes each body is traced as if it were the first of its kind.
-    with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+    torch._dynamo.reset()  # or what differs from an earlier model in size becomes dynamic
+    with torch.no_grad():
         return torch.export.export(model, args, dynamic_shapes=dynamic_shapes)
 
 
 def quantized(rows: Sequence[Row]) -> nn.Module:
-    """`Quantizable`, converted to int8 by PT2E with XNNPACK's quantizer."""
-    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-        XNNPACKQuantizer,
-        get_symmetric_quantization_config,
-    )
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-
-    torch.manual_seed(0)
-    graph = export(Quantizable(rows).eval(), inputs(rows)).module()
-    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config())
-    prepared = prepare_pt2e(graph, quantizer)
+    """`OnSums`, quantized by PT2E: each row stands between a dequantize and a quantize."""
+    prepared = prepare_pt2e(export(OnSums(rows).eval(), inputs(rows)).module(), Int8())
     prepared(*inputs(rows))
     converted: nn.Module = convert_pt2e(prepared)
     return converted
+
+
+class Case:
+    """A model in eval mode, its program, and what it computes in a series of calls.
+
+    Attributes:
+        want: the results of each call, of the model itself.
+    """
+
+    def __init__(self, model: nn.Module, calls: Sequence[tuple[Tensor, ...]]) -> None:
+        self.calls = calls
+        self.program = export(model, calls[0])
+        eager = copy.deepcopy(model)
+        with torch.no_grad():
+            self.want = [[t.clone() for t in eager(*call)] for call in calls]
+
+    @functools.cached_property
+    def functional(self) -> ExportedProgram:
+        """Lowering this costs no retrace."""
+        functional: ExportedProgram = self.program.run_decompositions({})
+        return functional
+
+    def run(self, edge: EdgeProgramManager) -> list[list[Tensor]]:
+        """What the lowered program computes; delegates do what their graph says."""
+        program = edge.exported_program()
+        for delegate in get_lowered_backend_modules(program.graph_module):
+            original: Any = delegate.original_module
+            original.module = functools.cache(original.module)
+        run = program.module()
+        # The program that was lowered has the same buffers.
+        before = {name: b.clone() for name, b in run.named_buffers()}
+        with torch.no_grad():
+            try:
+                return [[t.clone() for t in run(*call)] for call in self.calls]
+            finally:
+                for name, b in run.named_buffers():
+                    b.copy_(before[name])
 
 
 # ------------------------------------------------------------------ who asks
@@ -458,4 +532,5 @@ class EverySecond:
 
     def wanted(self) -> Counter[str]:
         """The nodes that it accepted, without those that proved to be dead code."""
-        return Counter(edge_name(n.target) for n in self._wanted if not n._erased)
+        targets = [n.target for n in self._wanted if not n._erased]
+        return Counter(edge_name(t) for t in targets if isinstance(t, OpOverload))
