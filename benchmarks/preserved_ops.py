@@ -244,17 +244,22 @@ def document(results: Mapping[str, Mapping[str, Outcomes]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ops", default="", help="comma separated, without the overload")
+    parser.add_argument(
+        "--contexts-of", default="", help="as --ops: look at other contexts for these ops only"
+    )
     parser.add_argument("--out", type=Path, help="file to write; default: print")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     some = set(filter(None, args.ops.split(",")))
     rows = [row for row in ROWS if not some or row.name.split(".")[0] in some]
+    deep = set(filter(None, args.contexts_of.split(",")))
     results: dict[str, dict[str, Outcomes]] = {}
     for i, (context, run) in enumerate(CONTEXTS.items()):
         results[context] = {}
         for row in rows:
-            if i and not takes_part(row, context):
+            skipped = bool(deep) and row.name.split(".")[0] not in deep
+            if i and (skipped or not takes_part(row, context)):
                 continue
             started = time.process_time()
             results[context][row.name] = run(row)
