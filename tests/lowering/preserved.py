@@ -81,7 +81,10 @@ class Row:
         return _randn(self.shape, seed)
 
     def operands(self) -> list[Tensor]:
-        return [_randn(e, i + 7) if isinstance(e, tuple) else e for i, e in enumerate(self.extra)]
+        return [
+            _randn(e, i + 7) if isinstance(e, tuple) else e.clone()
+            for i, e in enumerate(self.extra)
+        ]
 
 
 def _randn(shape: Shape, seed: int) -> Tensor:
