@@ -236,6 +236,7 @@ ROWS: tuple[Row, ...] = (
         lambda x, m, v: F.batch_norm(x, m, v.abs()),
         _IMAGE, (4,), (4,),
         twin="_native_batch_norm_legit_no_training.default",
+        quantizes=False,  # PT2E spends half a minute on patterns with it
     ),
     # what no functional graph has
     _row("dropout.default", lambda x: F.dropout(x, training=False) * 1.0, twin=None),
