@@ -9,6 +9,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,6 +132,13 @@ def test_the_table_has_more_than_60_ops() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_what_stands_for_an_op_in_a_functional_graph(row: Row) -> None:
     assert twin(row.op) is row.twin
+
+
+def test_the_document_says_what_is_shown_here() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "preserved_ops.md").read_text()
+    lines = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
+    said = {cells[1].strip("`"): cells[-2] for cells in lines if len(cells) == 6}
+    assert {row.name: said.get(row.name) for row in ROWS} == {r.name: r.outcome for r in ROWS}
 
 
 @cases

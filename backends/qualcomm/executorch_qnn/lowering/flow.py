@@ -277,6 +277,9 @@ class Flow:
         wishes, ep = self.wishes[name], self.programs[name]
         wishes.done(turn)
         for gm in graphs(ep.graph_module):
+            used = {n.target for n in gm.graph.nodes if n.op in ("get_attr", "call_module")}
+            for child in {n for n, _ in gm.named_children()} - used:
+                delattr(gm, child)  # in a body, to_backend leaves what it delegated
             for node in wishes.left(gm):
                 op = aten_op(node.target)
                 view = None if op is None else twin(op)  # what the edge dialect made a copy of
