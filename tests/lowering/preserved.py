@@ -222,7 +222,7 @@ ROWS: tuple[Row, ...] = (
     _row("adaptive_avg_pool2d.default", lambda x: F.adaptive_avg_pool2d(x, 2), _IMAGE),
     _row("upsample_bilinear2d.vec", lambda x: F.interpolate(x, None, 2.0, "bilinear"), _IMAGE),
     _row("upsample_nearest2d.vec", lambda x: F.interpolate(x, None, 2.0), _IMAGE),
-    _row("pixel_shuffle.default", lambda x: F.pixel_shuffle(x, 2), _IMAGE),
+    _row("pixel_shuffle.default", lambda x: F.pixel_shuffle(x, 2), (1, 8, 3, 3)),
     _row("pixel_unshuffle.default", lambda x: F.pixel_unshuffle(x, 2), _IMAGE),
     _row("channel_shuffle.default", lambda x: F.channel_shuffle(x, 2), _IMAGE),
     _row("im2col.default", lambda x: F.unfold(x, 2), _IMAGE),
