@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Runs `executorch.backends.test.suite` with flows of ours and of the in-tree backend.
+
+    python -m tests.suite operators --flows executorch_qnn,qnn --out docs/suite_operators.md
+
+Each file of the suite runs in a process of its own, so that one that aborts takes no other with it.
+The in-tree flows (`qnn`, `qnn_8a8w`, ...) work with the libraries of onnxruntime-qnn 2.5.0 only,
+which are downloaded for them.  Results are kept in `--folder`; what is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .report import document, read
+
+ROOT = Path(__file__).resolve().parents[2]
+PEER_RELEASE = "2.5.0"
+
+
+def libraries_of(release: str) -> str:
+    command = [sys.executable, str(ROOT / "scripts" / "qairt.py"), release]
+    return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
+
+
+def sdk_of(libraries: Path, folder: Path) -> Path:
+    """A folder laid out as the in-tree backend expects an SDK, with links to `libraries`."""
+    link = folder / "lib" / "x86_64-linux-clang"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not link.exists():
+        link.symlink_to(libraries, target_is_directory=True)
+    return folder
+
+
+def environment(flow: str, libraries: str | None, folder: Path) -> dict[str, str]:
+    """Variables for a process that runs `flow`."""
+    found = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+    if flow == "qnn" or flow.startswith("qnn_"):
+        peer = libraries_of(PEER_RELEASE)
+        found["LD_LIBRARY_PATH"] = peer
+        found["QNN_SDK_ROOT"] = str(sdk_of(Path(peer), folder / "sdk"))
+    elif libraries is not None:
+        found["QNN_SDK_ROOT"] = str(Path(libraries).resolve())
+    return found
+
+
+def suite_folder() -> Path:
+    import executorch.backends.test.suite as suite
+
+    return Path(next(iter(suite.__path__)))
+
+
+def run_file(
+    path: Path, flow: str, results: Path, variables: Mapping[str, str], pattern: str, limit: float
+) -> None:
+    """Runs the tests of one file; `results` is there afterwards, whatever happened."""
+    partial = results.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    suite = suite_folder()
+    command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "-p", "tests.suite.plugin"]
+    command += ["-p", "no:cacheprovider", "-p", "no:randomly", "-c", os.devnull]
+    command += ["--rootdir", str(suite), "--confcutdir", str(suite)]
+    command += ["--flow", flow, "--results", str(partial), str(path)]
+    command += ["-k", pattern] if pattern else []
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=limit
+        )
+        status, output = done.returncode, done.stdout + done.stderr
+    except subprocess.TimeoutExpired as e:
+        status, output = -1, f"ended after {limit:.0f} s\n{e.stdout!r}"
+    results.with_suffix(".log").write_text(output)
+    with partial.open("a") as file:
+        end = {"kind": "end", "status": status, "seconds": time.monotonic() - start}
+        file.write(json.dumps(end) + "\n")
+    partial.rename(results)
+    print(f"{flow}: {path.stem}, exit status {status}", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", choices=["operators", "models"])
+    parser.add_argument("--flows", default="executorch_qnn,qnn", help="comma separated")
+    parser.add_argument("--files", default="", help="only these, comma separated: add,avgpool1d")
+    parser.add_argument("-k", dest="pattern", default="", help="pytest's choice of tests")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".cache" / "suite")
+    parser.add_argument("--fresh", action="store_true", help="run again what was run before")
+    parser.add_argument("--out", type=Path, help="file for the report; default: print")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="for one file")
+    parser.add_argument("--qnn-libraries", metavar="PATH", help="for our flows")
+    args = parser.parse_args()
+    flows = args.flows.split(",")
+    some = set(filter(None, args.files.split(",")))
+    files = [
+        path
+        for path in sorted((suite_folder() / args.suite).glob("test_*.py"))
+        if not some or path.stem.removeprefix("test_") in some
+    ]
+    if some - {path.stem.removeprefix("test_") for path in files}:
+        parser.error(f"the suite has no such files: {args.files}")
+    jobs = []
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for flow in flows:
+            folder = args.folder / args.suite / flow
+            folder.mkdir(parents=True, exist_ok=True)
+            variables = environment(flow, args.qnn_libraries, args.folder)
+            for path in files:
+                results = folder / f"{path.stem}.jsonl"
+                if args.fresh or args.pattern or not results.exists():
+                    job = (path, flow, results, variables, args.pattern, args.limit_s)
+                    jobs.append(pool.submit(run_file, *job))
+    for job in jobs:
+        job.result()
+    names = [path.stem for path in files]
+    found = {flow: read(args.folder / args.suite / flow, names) for flow in flows}
+    page = document(args.suite, found)
+    if args.out:
+        args.out.write_text(page)
+    else:
+        print(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
