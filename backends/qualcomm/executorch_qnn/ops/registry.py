@@ -24,6 +24,7 @@ import torch
 from torch._ops import OpOverload
 
 from .builder import Builder, Refused, Result, Value
+from .cpu import why_on_cpu
 
 Lowered: TypeAlias = Value | Sequence[Value]
 Rule: TypeAlias = Callable[..., Lowered]
@@ -117,7 +118,7 @@ def lower_node(b: Builder, node: torch.fx.Node, env: Callable[[torch.fx.Node], A
     op = aten_op(node.target)
     row = row_of(op) if op is not None else None
     if op is None or row is None:
-        raise Refused(f"{op or node.target} is not in the op table")
+        raise Refused(why_on_cpu(op or node.target))
     b.results = metadata(node)
     b.used = {int(u.args[1]) for u in node.users if is_getitem(u)}  # type: ignore[arg-type]
     b.source = node.name
