@@ -24,6 +24,8 @@ from executorch_qnn.compile.build import IO, Built, build
 from executorch_qnn.compile.compiler import CompileWorker
 from executorch_qnn.compile.ir import NUMPY, DType
 from executorch_qnn.errors import LoweringError
+from executorch_qnn.lowering.decompose import Opener, copied, functionalise, to_core
+from executorch_qnn.lowering.fold import drop_empty_pieces
 from executorch_qnn.ops.builder import to_array
 from executorch_qnn.ops.registry import table
 from executorch_qnn.target import Target
@@ -86,14 +88,9 @@ def lowered(fn: Function, *inputs: torch.Tensor) -> Built:
     module = fn if isinstance(fn, torch.nn.Module) else _Module(fn)
     with torch.no_grad():
         ep = torch.export.export(module.eval(), inputs, strict=False)
-    decompositions = torch.export.default_decompositions()
-    for op, row in table().items():
-        if row.keep:
-            decompositions.pop(op, None)
-    ep = ep.run_decompositions(decompositions)
-    for node in list(ep.graph.nodes):
-        if node.target is torch.ops.aten._assert_tensor_metadata.default:
-            ep.graph.erase_node(node)
+    ep, _ = functionalise(copied(ep))
+    to_core(ep, Opener(op for op, row in table().items() if row.keep))
+    drop_empty_pieces(ep)
     return build(ep, "graph")
 
 

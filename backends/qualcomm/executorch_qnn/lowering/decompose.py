@@ -165,8 +165,8 @@ def to_core(
             node = pending.pop()
             if node.op != "call_function" or not isinstance(op := node.target, OpOverload):
                 continue
-            if op is aten._assert_tensor_metadata.default:
-                gm.graph.erase_node(node)  # it checked what export has checked
+            if op in _CHECKS:
+                gm.graph.erase_node(node)
             elif op in opener.keep and (whole is None or whole(node)):
                 continue
             elif op in _REWRITES:
@@ -188,6 +188,12 @@ def is_composite(op: Any) -> bool:
     return op in decompositions() or (op._can_decompose() and op not in _PRESERVED)
 
 
+# Of what export has checked, and of values; ExecuTorch drops them too.
+_CHECKS = (
+    aten._assert_tensor_metadata.default,
+    aten._assert_async.msg,
+    aten._assert_scalar.default,
+)
 _PRESERVED = (aten.upsample_bilinear2d.vec, aten.upsample_nearest2d.vec)  # core ATen, by fiat
 
 
@@ -307,7 +313,9 @@ class Opener:
             for i, t in zip(places, tensors, strict=True):
                 leaves[i] = t
             args, kwargs = pytree.tree_unflatten(leaves, spec)
-            return decompose(*args, **kwargs)
+            result = decompose(*args, **kwargs)
+            # torch.fx would make a node of its own for a named tuple.
+            return tuple(result) if isinstance(result, tuple) else result
 
         mode = _fake_mode(node.graph)
         try:

@@ -430,19 +430,23 @@ def trunc(b: Builder, x: Value) -> Value:
 def pow_(b: Builder, x: Value, exponent: Number) -> Value:
     dtype = b.result.dtype
     x = b.cast(x, dtype)
-    if float(exponent).is_integer() and abs(exponent) <= 64:
-        n = int(exponent)
-        if n < 0 and dtype is DType.INT32:
-            b.refuse("a negative power of integers")
-        y = _repeated(b, x, abs(n))
-        return quotient(b, 1.0, y) if n < 0 else y
-    if dtype is DType.INT32:
+    if dtype is DType.FLOAT16:
+        return power(b, x, float(exponent))
+    if exponent < 0 or not float(exponent).is_integer():
         b.refuse(f"HTP raises no integers to the power {exponent}")
+    return _repeated(b, x, int(exponent))
+
+
+def power(b: Builder, x: Value, exponent: float) -> Value:
+    """Floats to a known power, by products where it is a small integer."""
+    if exponent.is_integer() and abs(exponent) <= 64:
+        y = _repeated(b, x, abs(int(exponent)))
+        return quotient(b, 1.0, y) if exponent < 0 else y
     if exponent == 0.5:
         return b.elementwise("ElementWiseSquareRoot", [x])
     if exponent == -0.5:
         return b.elementwise("ElementWiseRsqrt", [x])
-    return b.binary("ElementWisePower", x, b.value(float(exponent), dtype))
+    return b.binary("ElementWisePower", x, b.value(exponent))
 
 
 def _repeated(b: Builder, x: Value, n: int) -> Value:

@@ -14,7 +14,7 @@ import torch
 
 from ..compile.ir import DType, Param
 from .builder import Builder, Number, Shape, Value, b8, merged_axes, u32
-from .elementwise import exponential, minus, plus, quotient, times
+from .elementwise import exponential, minus, plus, power, quotient, times
 from .layout import axis
 from .registry import lowers
 
@@ -178,7 +178,7 @@ def var(
     return var_mean(b, x, dims, correction, keepdim)[0]
 
 
-@lowers(aten.linalg_vector_norm.default)
+@lowers(aten.linalg_vector_norm.default, keep=True)
 def vector_norm(
     b: Builder,
     x: Value,
@@ -187,22 +187,24 @@ def vector_norm(
     keepdim: bool = False,
     *_: object,
 ) -> Value:
-    axes = axes_of(dims, x.rank)
+    return norm(b, x, float(order), axes_of(dims, x.rank), keepdim)
+
+
+def norm(b: Builder, x: Value, order: float, axes: Sequence[int], keepdim: bool) -> Value:
+    """`(|x|^order).sum() ^ (1 / order)` along `axes`, and its limits for 0 and infinities."""
+    if order == 0:
+        return reduce(b, "ReduceSum", b.cast(b.cast(x, DType.BOOL8), DType.FLOAT16), axes, keepdim)
     size = b.elementwise("ElementWiseAbs", [b.cast(x, DType.FLOAT16)])
     if order == 1:
         return reduce(b, "ReduceSum", size, axes, keepdim)
-    if order in (math.inf, -math.inf):
-        return reduce(b, "ReduceMax" if order > 0 else "ReduceMin", size, axes, keepdim)
-    if order != 2:
-        b.refuse(f"norms of order {order} are not lowered")
-    # Relative to the largest element, no square leaves fp16's range.
-    largest = b.binary("ElementWiseMaximum", reduce(b, "ReduceMax", size, axes),
-                       b.value(2.0**-14))  # fmt: skip
-    part = quotient(b, size, largest)
-    root = b.elementwise(
-        "ElementWiseSquareRoot", [reduce(b, "ReduceSum", times(b, part, part), axes)]
-    )
-    return b.reshape(times(b, largest, root), reduced(x.shape, axes, keepdim))
+    extreme = "ReduceMax" if order > 0 else "ReduceMin"
+    if math.isinf(order):
+        return reduce(b, extreme, size, axes, keepdim)
+    # Relative to the element that counts most, no power leaves fp16's range.
+    most = b.binary("ElementWiseMaximum", reduce(b, extreme, size, axes), b.value(2.0**-14))
+    part = quotient(b, size, most)
+    total = reduce(b, "ReduceSum", power(b, part, order), axes)
+    return b.reshape(times(b, most, power(b, total, 1 / order)), reduced(x.shape, axes, keepdim))
 
 
 # -- extrema -----------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ A row is a function of a few lines, filed by family::
         return b.op("ElementWiseNeg", [x])
 
 Arguments come in the order of the ATen schema with defaults filled in: tensors as `Value`,
-everything else as it stands in the graph.  The function returns one `Value` per output, or raises
-`Refused` with a reason; the node then stays on the CPU and the reason stands in the report.
+everything else as it stands in the graph.  The function returns one `Value` per output (`None` will
+do for one that nobody reads), or raises `Refused` with a reason; the node then stays on the CPU and
+the reason stands in the report.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch._ops import OpOverload
 from .builder import Builder, Refused, Result, Value
 from .cpu import why_on_cpu
 
-Lowered: TypeAlias = Value | Sequence[Value]
+Lowered: TypeAlias = Value | Sequence[Value | None]
 Rule: TypeAlias = Callable[..., Lowered]
 F = TypeVar("F", bound=Rule)
 
@@ -106,8 +107,17 @@ def metadata(node: torch.fx.Node) -> list[Result]:
     return results
 
 
-def lower_node(b: Builder, node: torch.fx.Node, env: Callable[[torch.fx.Node], Any]) -> list[Value]:
-    """Emits `node` into `b` and returns its values, one per output.
+def read_outputs(node: torch.fx.Node) -> set[int]:
+    """The outputs that anybody reads: the others may be of any type, or empty."""
+    if not isinstance(node.meta.get("val"), (list, tuple)):
+        return {0}
+    return {int(u.args[1]) for u in node.users if is_getitem(u)}  # type: ignore[arg-type]
+
+
+def lower_node(
+    b: Builder, node: torch.fx.Node, env: Callable[[torch.fx.Node], Any]
+) -> list[Value | None]:
+    """Emits `node` into `b` and returns its values, one per output; `None` if nobody reads one.
 
     Args:
         env: gives the `Value` (or list of values) of a node that was emitted before.
@@ -120,17 +130,17 @@ def lower_node(b: Builder, node: torch.fx.Node, env: Callable[[torch.fx.Node], A
     if op is None or row is None:
         raise Refused(why_on_cpu(op or node.target))
     b.results = metadata(node)
-    b.used = {int(u.args[1]) for u in node.users if is_getitem(u)}  # type: ignore[arg-type]
+    b.used = read_outputs(node)
     b.source = node.name
-    for r in b.results:
-        r.dtype  # noqa: B018 - refuses types that HTP does not have
+    for i in b.used:
+        b.results[i].dtype  # noqa: B018 - refuses types that HTP does not have
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), env)
     values = row.rule(b, *_bind(op, args, kwargs))
-    out = [values] if isinstance(values, Value) else list(values)
-    for v, r in zip(out, b.results, strict=True):
-        if v.shape != r.shape or v.dtype is not r.dtype:
+    out: list[Value | None] = [values] if isinstance(values, Value) else list(values)
+    for i, (v, r) in enumerate(zip(out, b.results, strict=True)):
+        if i in b.used and (v is None or v.shape != r.shape or v.dtype is not r.dtype):
             raise AssertionError(
-                f"the lowering of {op} gives {v.dtype.name}{list(v.shape)}, "
+                f"the lowering of {op} gives {v and f'{v.dtype.name}{list(v.shape)}'}, "
                 f"the graph says {r.dtype.name}{list(r.shape)}"
             )
     return out

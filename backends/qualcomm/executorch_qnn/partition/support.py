@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..compile.build import Environment, boundary_dtype, constant_nodes, constan
 from ..compile.compiler import CompileWorker
 from ..compile.ir import LazyData, Node, Scalar, Tensor
 from ..ops.builder import Builder, Refused, Value
-from ..ops.registry import lower_node, metadata
+from ..ops.registry import is_getitem, lower_node, metadata, read_outputs
 
 _SMALL = 4096
 
@@ -73,7 +72,8 @@ class Support:
         """The QNN ops that `node` alone becomes."""
         b = Builder("ask")
         env = Environment(b, self.tensors)
-        if any(0 in r.shape for r in metadata(node)):
+        results = metadata(node)
+        if any(0 in results[i].shape for i in read_outputs(node)):
             raise Refused("its result has no elements")
 
         def value(source: torch.fx.Node) -> Any:
@@ -90,7 +90,7 @@ class Support:
         for source in node.all_input_nodes:
             values[source] = value(source)
         for v in lower_node(b, node, values.__getitem__):
-            if v.tensor is None and not v.is_const:
+            if v is not None and v.tensor is None and not v.is_const:
                 raise AssertionError(f"{node} lowers to a value without a tensor")
         for op in b.graph.nodes:
             for t in (*op.inputs, *(p for p in op.params.values() if isinstance(p, Tensor))):
@@ -136,10 +136,6 @@ def _signature(node: Node) -> object:
         tuple(tensor(t) for t in node.outputs),
         tuple((k, p if isinstance(p, Scalar) else tensor(p)) for k, p in node.params.items()),
     )
-
-
-def is_getitem(node: torch.fx.Node) -> bool:
-    return node.op == "call_function" and node.target is operator.getitem
 
 
 __all__ = ["Support", "Value", "is_getitem"]
