@@ -190,12 +190,12 @@ def constant_nodes(
                 found[node] = None
         elif node.op == "call_function" and all(i in found for i in node.all_input_nodes):
             op = aten_op(node.target)
-            if node.target is operator.getitem or (op is not None and _is_foldable(op)):
+            if node.target is operator.getitem or (op is not None and is_foldable(op)):
                 found[node] = None
     return found
 
 
-def _is_foldable(op: torch._ops.OpOverload) -> bool:
+def is_foldable(op: torch._ops.OpOverload) -> bool:
     return op.namespace in ("aten", "dim_order_ops", "quantized_decomposed") and not (
         op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags
     )

@@ -313,6 +313,8 @@ class Opener:
             for i, t in zip(places, tensors, strict=True):
                 leaves[i] = t
             args, kwargs = pytree.tree_unflatten(leaves, spec)
+            # Some decompositions change the lists that they are given; those of a node cannot be.
+            args = [list(a) if isinstance(a, list) else a for a in args]
             result = decompose(*args, **kwargs)
             # torch.fx would make a node of its own for a named tuple.
             return tuple(result) if isinstance(result, tuple) else result

@@ -30,7 +30,7 @@ from .ownership import (
     read_before_written,
     who_touches,
 )
-from .support import Support, is_getitem
+from .support import Support, is_getitem, known_tensors
 
 _IDLE = "it guards a buffer of the host"
 
@@ -122,7 +122,7 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         nodes = [n for n in ep.graph.nodes if n.op == "call_function" and aten_op(n.target) in kept]
         wanted = {op for n in nodes if (op := aten_op(n.target)) is not None}
         with CompileWorker(self.target, self.options.qnn_libraries) as worker:
-            support = Support(ep, worker, self._states(ep), self.data)
+            support = Support(ep.graph, known_tensors(ep, self._states(ep), self.data), worker)
             for node, reason in support.verdicts(nodes).items():
                 op = aten_op(node.target)
                 if reason and op is not None:
@@ -138,9 +138,9 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
     def tag(self, ep: ExportedProgram, worker: CompileWorker) -> dict[str, DelegationSpec]:
         """Tags every node that is delegated; see `plan` for the rest."""
         states = self._states(ep)
-        support = Support(ep, worker, states, self.data)
-        graph = ep.graph_module.graph
-        compute = [n for n in graph.nodes if n.op == "call_function" and n not in support.constants]
+        support = Support(ep.graph, known_tensors(ep, states, self.data), worker)
+        constants = support.constants
+        compute = [n for n in ep.graph.nodes if n.op == "call_function" and n not in constants]
         ups = updates(ep, states)
         reasons = self._verdicts(support, compute)
         hosts = self._hosts(support, compute, ups, reasons)

@@ -19,31 +19,39 @@ from ..ops.registry import is_getitem, lower_node, metadata, read_outputs
 _SMALL = 4096
 
 
-class Support:
-    """Asks about the nodes of one program.
+def known_tensors(
+    ep: ExportedProgram,
+    states: Container[str],
+    data: Mapping[str, torch.Tensor] | None = None,
+) -> dict[str, torch.Tensor]:
+    """Placeholder name to tensor, for all that is known when a program is lowered.
 
     Args:
-        ep: functional ATen or edge program.
-        worker: QNN, for one target.
         states: names of the buffers that any method of the program writes.
         data: real tensors of the state dict by name, when `ep` holds fake ones.
     """
+    known = constant_tensors(ep, states)
+    for spec in ep.graph_signature.input_specs:
+        if data and spec.arg.name in known and spec.target in data:
+            known[spec.arg.name] = data[spec.target]
+    return known
+
+
+class Support:
+    """Asks about the nodes of one graph.
+
+    Args:
+        graph: of functional ATen or edge ops.
+        known: placeholder name to tensor; see `known_tensors`.
+        worker: QNN, for one target.
+    """
 
     def __init__(
-        self,
-        ep: ExportedProgram,
-        worker: CompileWorker,
-        states: Container[str],
-        data: Mapping[str, torch.Tensor] | None = None,
+        self, graph: torch.fx.Graph, known: dict[str, torch.Tensor], worker: CompileWorker
     ) -> None:
-        self.ep = ep
         self.worker = worker
-        self.tensors = constant_tensors(ep, states)
-        if data:
-            for spec in ep.graph_signature.input_specs:
-                if spec.arg.name in self.tensors and spec.target in data:
-                    self.tensors[spec.arg.name] = data[spec.target]
-        self.constants = constant_nodes(ep.graph_module.graph, set(self.tensors))
+        self.tensors = known
+        self.constants = constant_nodes(graph, set(known))
 
     def verdicts(self, nodes: Sequence[torch.fx.Node]) -> dict[torch.fx.Node, str | None]:
         """For each node `None` if it can be delegated, else the reason why not."""
