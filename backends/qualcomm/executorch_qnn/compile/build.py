@@ -24,18 +24,26 @@ from ..ops.builder import (
     Const,
     Patch,
     Refused,
+    Result,
     Shape,
+    Steps,
     StorageKey,
     Value,
     internal,
     to_array,
 )
 from ..ops.elementwise import plus, times
+from ..ops.quantized import OF_TORCH, is_dequantize, quantized, steps_of, type_of, wanted_of
 from ..ops.registry import aten_op, lower_node, metadata
 from .hazards import aliasing_is_sound
-from .ir import Array, DType, Graph, Kind, Node, ScaleOffset, Tensor
+from .ir import Array, DType, Graph, Kind, Node, QuantType, ScaleOffset, Tensor
 from .payload import Binding, RowsEntry
 from .precision import Linear, Number, accumulation
+
+STORED = "qnn_stored"
+"""Metadata key: the `QuantType` as which a node's value is stored."""
+INTEGERS = "qnn_integers"
+"""Metadata key: the `Integers` of a node that is computed in integers."""
 
 # Floats cross the boundary as fp16 and are converted on the host: an in-graph Cast is not exact
 # there (1.0 becomes 1.00000012, inf and NaN become finite garbage), and moves twice the bytes.
@@ -105,6 +113,35 @@ class Built:
     states: tuple[State, ...]
 
 
+def _io(tensor: Tensor, result: Result) -> IO:
+    """An argument of type `result` that is `tensor` in the graph."""
+    quantized = tensor.dtype.is_fixed and result.torch_dtype.is_floating_point
+    encoding = tensor.encoding if quantized else None
+    assert encoding is None or isinstance(encoding, ScaleOffset)
+    return IO(tensor.name, result.torch_dtype, result.shape, tensor.dtype, tensor.shape, encoding)
+
+
+def _stored_as(tensor: Tensor | None) -> QuantType | None:
+    """How a tensor's real numbers are stored, if they are quantized."""
+    if tensor is None or not isinstance(tensor.encoding, ScaleOffset):
+        return None
+    return QuantType(tensor.dtype, tensor.encoding)
+
+
+def _stored_input(node: torch.fx.Node) -> QuantType | None:
+    """How an argument of a delegate is stored, if it is quantized: as those who read it want it."""
+    if (stored := node.meta.get(STORED)) is not None:
+        return stored  # type: ignore[no-any-return]
+    kinds = {type_of(u) if is_dequantize(u) else None for u in node.users}
+    return kinds.pop() if len(kinds) == 1 else wanted_of(node)
+
+
+def _initial(value: torch.Tensor, dtype: DType, stored: QuantType | None) -> Array | None:
+    """A buffer's registered value as it is stored; None if that is all zero bytes."""
+    data = to_array(value, dtype) if stored is None else quantized(value, stored)
+    return data if data.any() else None
+
+
 def boundary_dtype(dtype: torch.dtype) -> DType:
     """The QNN type of an argument of type `dtype` at the delegate's boundary.
 
@@ -135,9 +172,16 @@ class Environment:
     def constant(self, node: torch.fx.Node) -> Value:
         """`node`, which depends on no run-time input, as a constant value."""
         result = metadata(node)[0]
-        return Value(
-            result.shape, result.dtype, const=Const(lambda: self.evaluate(node), self._key(node))
-        )
+        const = Const(lambda: self.evaluate(node), self._key(node), self._steps(node))
+        return Value(result.shape, result.dtype, const=const)
+
+    def _steps(self, node: torch.fx.Node) -> Steps | None:
+        """The grid on which the values of a quantized constant lie, be it seen through views."""
+        if (steps := steps_of(node, self.evaluate)) is not None or not self._is_movement(node):
+            return steps
+        steps = self._steps(node.all_input_nodes[0])
+        op: Any = aten_op(node.target)
+        return steps and steps.moved(lambda t: op(t, *node.args[1:], **node.kwargs))
 
     def evaluate(self, node: torch.fx.Node) -> Any:
         """Runs a constant node in PyTorch."""
@@ -158,6 +202,14 @@ class Environment:
     def _key(self, node: torch.fx.Node) -> object:
         return StorageKey.of(self.evaluate(node)) if self._is_view(node) else node
 
+    def _is_movement(self, node: torch.fx.Node) -> bool:
+        """Whether `node` is made of the elements of one tensor, its first argument."""
+        op = aten_op(node.target)
+        if op is None or node.all_input_nodes != [node.args[0]] or not op._schema.returns:
+            return False
+        views = op._schema.returns[0].alias_info is not None
+        return views or op._schema.name.removeprefix("aten::") in _COPIED_VIEWS
+
     def _is_view(self, node: torch.fx.Node) -> bool:
         """Whether `node` is a parameter or a chain of views of one."""
         if node.op == "placeholder":
@@ -167,6 +219,12 @@ class Environment:
             return False
         returns = op._schema.returns[0].alias_info
         return returns is not None and self._is_view(node.all_input_nodes[0])
+
+
+_COPIED_VIEWS = frozenset(
+    ("clone", "expand_copy", "permute_copy", "select_copy", "slice_copy", "squeeze_copy",
+     "t_copy", "transpose_copy", "unsqueeze_copy", "view_copy")
+)  # fmt: skip
 
 
 def _attribute(node: torch.fx.Node) -> Any:
@@ -196,7 +254,7 @@ def constant_nodes(
 
 
 def is_foldable(op: torch._ops.OpOverload) -> bool:
-    return op.namespace in ("aten", "dim_order_ops", "quantized_decomposed") and not (
+    return op.namespace in ("aten", "dim_order_ops", "quantized_decomposed", "torchao") and not (
         op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags
     )
 
@@ -330,7 +388,10 @@ class _PartitionBuilder:
         for node in graph.nodes:
             try:
                 if node in constants:
-                    if isinstance(node.meta.get("val"), torch.Tensor) or node.op == "get_attr":
+                    value = node.meta.get("val")
+                    if value is None and node.op == "get_attr":
+                        value = _attribute(node)
+                    if isinstance(value, torch.Tensor) and value.dtype not in OF_TORCH:
                         self.env.values[node] = self._constant(node)
                 elif node.op == "placeholder":
                     spec = specs[node.name]
@@ -360,23 +421,29 @@ class _PartitionBuilder:
             source, index = node.args
             self.env.values[node] = self.env[source][index]  # type: ignore[index]
             return
-        values = lower_node(self.b, node, self.env.__getitem__)
+        how = node.meta.get(INTEGERS)
+        values = lower_node(self.b, node, self.env.__getitem__, how)
         many = isinstance(node.meta["val"], (list, tuple))
         self.env.values[node] = values if many else values[0]
 
     def _input(self, node: torch.fx.Node) -> IO:
         result = metadata(node)[0]
-        dtype = boundary_dtype(result.torch_dtype)
-        value = self.b.input(node.name, result.shape, dtype)
+        if (stored := _stored_input(node)) is not None:  # converted by the host
+            value = self.b.input(node.name, result.shape, DType.FLOAT16, stored)
+            self.env.values[node] = value
+        else:
+            value = self.b.input(node.name, result.shape, boundary_dtype(result.torch_dtype))
+            self.env.values[node] = self.b.cast(value, result.dtype)
         assert value.tensor is not None
-        self.env.values[node] = self.b.cast(value, result.dtype)
-        return IO(value.tensor.name, result.torch_dtype, result.shape, dtype, value.tensor.shape)
+        return _io(value.tensor, result)
 
     def _state_input(self, node: torch.fx.Node, fqn: str) -> Value:
         result = metadata(node)[0]
-        value = self.b.input(f"{node.name}_in", result.shape, internal(result.torch_dtype))
+        stored = node.meta.get(STORED)
+        dtype = internal(result.torch_dtype)
+        value = self.b.input(f"{node.name}_in", result.shape, dtype, stored)
         self.env.values[node] = value
-        by_rows = self.state_update != "scatter" and value.dtype.is_float
+        by_rows = self.state_update != "scatter" and dtype.is_float and stored is None
         if by_rows and fqn not in self.whole and self.states[fqn] not in self.wide:
             self.b.worth_patching[id(value.tensor)] = lambda n: self._delta_pays(value.numel, n)
         return value
@@ -412,9 +479,9 @@ class _PartitionBuilder:
                 written[spec.target] = self._as_output(value, value.dtype, f"{arg.name}_out", taken)
             else:
                 result = metadata(arg)[0]
-                dtype = boundary_dtype(result.torch_dtype)
+                dtype = value.dtype if value.quant else boundary_dtype(result.torch_dtype)
                 t = self._as_output(self._unpadded(value), dtype, f"{arg.name}_out", taken)
-                outputs.append(IO(t.name, result.torch_dtype, result.shape, dtype, t.shape))
+                outputs.append(_io(t, result))
         rows = self._rows_out(patches, taken)
         self._prune()  # a read that no output needs is none
         touched = dict.fromkeys((*written, *rows, *reads))
@@ -550,13 +617,17 @@ class _PartitionBuilder:
         if value.is_const or self.reads:
             value = self._computed(value)
         source = b.tensor(value)
-        if source.dtype is dtype and source.kind is Kind.NATIVE and id(source) not in taken:
+        same = value.quant is not None or source.dtype is dtype
+        if same and source.kind is Kind.NATIVE and id(source) not in taken:
             source.kind = Kind.OUTPUT
             taken.add(id(source))
             return source
-        out = b.add_tensor(Tensor(b.unique(name), dtype, source.shape, Kind.OUTPUT))
+        out = Tensor(b.unique(name), dtype, source.shape, Kind.OUTPUT)
+        if same:
+            out.dtype, out.encoding = source.dtype, source.encoding
+        b.add_tensor(out)
         # One op of its own, past the hash-consing: two outputs never share a tensor.
-        type_ = "Reshape" if source.dtype is dtype else "Cast"
+        type_ = "Reshape" if same else "Cast"
         b.graph.nodes.append(Node(b.unique(f"{type_}_to_{name}"), type_, [source], [out]))
         taken.add(id(out))
         return out
@@ -571,6 +642,7 @@ class _PartitionBuilder:
     ) -> State:
         initial = buffer(self.ep, fqn)
         wide = self.states[fqn] in self.wide
+        stored = _stored_as((read.tensor if read is not None else None) or out)
         dtype = DType.FLOAT32 if wide else internal(initial.dtype)
         consumers = [] if read is None else self._consumers(read.tensor)
         source = read.tensor if read is not None and consumers else None
@@ -597,12 +669,13 @@ class _PartitionBuilder:
             self.states[fqn],
             initial.dtype,
             tuple(initial.shape),
-            dtype,
+            dtype if stored is None else stored.dtype,
             source.name if source is not None else "",
             out.name if out is not None else "",
             binding,
             why,
-            to_array(initial, dtype) if bool((initial != 0).any()) else None,
+            _initial(initial, dtype, stored),
+            encoding=None if stored is None else stored.encoding,
             rows=None if rows is None else rows[1],
             scale=1.0 if step is None else step.scale,
         )

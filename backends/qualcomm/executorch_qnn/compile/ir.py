@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -47,6 +47,11 @@ class DType(enum.IntEnum):
     @property
     def is_float(self) -> bool:
         return self in (DType.FLOAT16, DType.FLOAT32)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the integers stand for real numbers, by an encoding."""
+        return 0x300 <= self.value < 0x500
 
     @property
     def is_int(self) -> bool:
@@ -89,6 +94,33 @@ class ScaleOffset(NamedTuple):
     offset: int
 
 
+class QuantType(NamedTuple):
+    """The element type and encoding of a tensor of quantized real numbers."""
+
+    dtype: DType
+    encoding: ScaleOffset
+
+
+Encoding: TypeAlias = ScaleOffset | tuple[Any, ...]
+"""Of a tensor: `ScaleOffset`, or what `per_channel` and `blockwise` give for a weight."""
+
+
+def per_channel(axis: int, scales: Sequence[float], bits: int = 8) -> Encoding:
+    """`real = q * scales[i]`, `i` along `axis`; `q` has `bits` bits, whatever holds it."""
+    if bits == 4:
+        return ("bits_axis", bits, axis, tuple(scales), None)
+    return ("axis", axis, tuple(scales), None)
+
+
+def blockwise(axis: int, scales: Sequence[float], factors: Array) -> Encoding:
+    """`real = q * scales[i] * factors[i, block]`, `i` along `axis`; `q` has 4 bits (QNN's LPBQ).
+
+    Args:
+        factors: uint8 `[channels, blocks]`, 1 to 16; the blocks lie along the input channels.
+    """
+    return ("blockwise", 4, axis, tuple(scales), factors.shape[1], factors.tobytes())
+
+
 class FileSlice(NamedTuple):
     """Static data that lies in a file: read through a mapping, never held twice."""
 
@@ -118,7 +150,7 @@ class Tensor:
     dtype: DType
     shape: tuple[int, ...]
     kind: Kind = Kind.NATIVE
-    encoding: ScaleOffset | None = None
+    encoding: Encoding | None = None
     data: Array | FileSlice | LazyData | None = None
 
     @property

@@ -20,10 +20,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .. import _native
-from .ir import FileSlice, Graph, Node, Scalar, ScaleOffset, Tensor
+from .ir import Encoding, FileSlice, Graph, Node, Scalar, Tensor
 from .messages import Compile, Compiled, Failed, GraphStats, Open, Opened, Validate, receive, send
 
-TensorArgs: TypeAlias = tuple[str, int, int, list[int], ScaleOffset | None, memoryview | None]
+TensorArgs: TypeAlias = tuple[str, int, int, list[int], Encoding | None, memoryview | None]
 
 
 class Compiler:

@@ -16,6 +16,7 @@ from ..compile.build import constant_nodes, constant_tensors
 from ..compile.compiler import CompileWorker, GraphRefused
 from ..errors import LoweringError, UnsupportedOp
 from ..partition import Ownership, Plan, QnnPartitioner
+from ..partition.encodings import slot_types
 from .delegates import dense_boundaries, order_calls
 from .inputs import one_input_each, own_inputs
 from .stages import Stages
@@ -56,6 +57,7 @@ class QnnTurn:
         stage: Stages,
     ) -> None:
         self.given = given
+        self.slots = slots
         self.open_node = open_node
         self.fallback = fallback
         self.stage = stage
@@ -80,8 +82,10 @@ class QnnTurn:
     def run(self, programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
         """The programs with delegates in them."""
         with CompileWorker(self.target, self.qnn_libraries) as worker:
+            stored = slot_types(programs, self.slots)
             for name, p in self.partitioners.items():
                 p.worker, p.data = worker, programs[name].state_dict
+                p.stored = stored
             lowered = self._run(worker, programs)
         for name, p in self.partitioners.items():
             self.given[name].plan = p.plan

@@ -19,12 +19,15 @@ from ..compile.ir import (
     NUMPY,
     Array,
     DType,
+    Encoding,
     Graph,
     Kind,
     LazyData,
     Node,
     Param,
+    QuantType,
     Scalar,
+    ScaleOffset,
     Tensor,
 )
 
@@ -32,6 +35,7 @@ Shape: TypeAlias = tuple[int, ...]
 Number: TypeAlias = int | float | bool
 
 _VIEWS = ("permute", "reshape", "slice")  # functions of constants that mostly copy nothing
+_MOVES = (*_VIEWS, "expand", "tile")  # those that only move elements
 MAX_RANK = 5
 FP16_MAX = 65504.0
 
@@ -82,6 +86,26 @@ class StorageKey(NamedTuple):
         )
 
 
+@dataclass(frozen=True)
+class Steps:
+    """The grid on which the values of a quantized constant lie: `(q - zero_point) * scale`.
+
+    Attributes:
+        dtype: what holds `q`; of `bits` bits.
+        scale: gives the scales, of the constant's own shape, be it by strides of zero.
+    """
+
+    dtype: DType
+    bits: int
+    scale: Callable[[], torch.Tensor]
+    zero_point: int = 0
+
+    def moved(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> Steps:
+        """The grid of what `fn`, which only moves elements, makes of the constant."""
+        scale = self.scale
+        return replace(self, scale=lambda: fn(scale()))
+
+
 @dataclass(frozen=True, eq=False)
 class Const:
     """A value that is known when the model is lowered; made when it is needed, not before."""
@@ -89,6 +113,7 @@ class Const:
     make: Callable[[], torch.Tensor]
     key: object
     """Equal keys mean equal values: one static tensor for all of them."""
+    steps: Steps | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +149,8 @@ class Value:
 
     Attributes:
         shape: the torch shape; `()` is a 0-d value.
-        dtype: the type that the graph computes in.
+        dtype: the type that the graph computes in; FLOAT16 also for real numbers that are stored
+            quantized, as `quant` says.
         narrow: what this is a broadcast of, for ops that broadcast by themselves.
     """
 
@@ -146,6 +172,16 @@ class Value:
     @property
     def is_const(self) -> bool:
         return self.const is not None
+
+    @property
+    def quant(self) -> QuantType | None:
+        """How real numbers are stored, if they are quantized."""
+        if self.patch is not None:
+            return self.patch.base.quant
+        t = self.tensor
+        if t is None or self.is_const or not isinstance(t.encoding, ScaleOffset):
+            return None
+        return QuantType(t.dtype, t.encoding)
 
 
 Arg: TypeAlias = Value | Number | None
@@ -174,7 +210,10 @@ def _is_pointwise(node: Node) -> bool:
     return node.type.startswith("ElementWise") or node.type in _POINTWISE
 
 
-_POINTWISE = frozenset({"Cast", "Gelu", "HardSwish", "Relu", "ReluMinMax", "Sigmoid", "Tanh"})
+_POINTWISE = frozenset(
+    ("Cast", "Convert", "Dequantize", "Elu", "Gelu", "HardSwish", "Quantize", "Relu", "ReluMinMax",
+     "Sigmoid", "Tanh")
+)  # fmt: skip
 
 
 def u32(value: int) -> Scalar:
@@ -243,6 +282,10 @@ class Builder:
         self._producers: dict[int, Node] = {}
         self._values: dict[int, Value] = {}
         self._names: dict[str, int] = {}
+        self.wanted: QuantType | None = None
+        """How the node's result is to be stored; see `ops.quantized`."""
+        self.computed: set[int] = set()
+        """Ids of the tensors that the node has computed, and not only moved, in integers."""
         self.worth_patching: dict[int, Callable[[int], bool]] = {}
         """Input tensor's id to: whether overwriting so many elements of it is better a `Patch`."""
 
@@ -264,9 +307,10 @@ class Builder:
         self.graph.tensors.append(tensor)
         return tensor
 
-    def input(self, name: str, shape: Shape, dtype: DType) -> Value:
-        t = self.add_tensor(Tensor(self.unique(name), dtype, qnn_shape(shape), Kind.INPUT))
-        return self._values.setdefault(id(t), Value(shape, dtype, t))
+    def input(self, name: str, shape: Shape, dtype: DType, quant: QuantType | None = None) -> Value:
+        stored, encoding = quant or (dtype, None)
+        t = Tensor(self.unique(name), stored, qnn_shape(shape), Kind.INPUT, encoding)
+        return self._values.setdefault(id(self.add_tensor(t)), Value(shape, dtype, t))
 
     def const(self, data: torch.Tensor | Array | Number, dtype: DType | None = None) -> Value:
         """A constant from data at hand."""
@@ -298,20 +342,26 @@ class Builder:
             value.tensor = self.tensor(value.patch.write())
         if value.tensor is None:
             assert value.const is not None
-            key = (value.const.key, value.dtype, value.shape)
-            if key not in self._statics:
-                make, dtype, shape = value.const.make, value.dtype, value.shape
-
-                def data() -> Array:
-                    return to_array(make(), dtype).reshape(qnn_shape(shape))
-
-                t = Tensor(
-                    self.unique("const"), dtype, qnn_shape(shape), Kind.STATIC, data=LazyData(data)
-                )
-                self._statics[key] = self.add_tensor(t)
-                self._values[id(t)] = value
-            value.tensor = self._statics[key]
+            make, dtype, shape = value.const.make, value.dtype, value.shape
+            key = (value.const.key, dtype, shape)
+            value.tensor = self.static(key, dtype, shape, None, lambda: to_array(make(), dtype))
+            self._values[id(value.tensor)] = value
         return value.tensor
+
+    def static(
+        self,
+        key: object,
+        dtype: DType,
+        shape: Shape,
+        encoding: Encoding | None,
+        make: Callable[[], Array],
+    ) -> Tensor:
+        """A static tensor of elements that `make` gives when they are written; one for each key."""
+        if key not in self._statics:
+            data = LazyData(lambda: make().reshape(qnn_shape(shape)))
+            t = Tensor(self.unique("const"), dtype, qnn_shape(shape), Kind.STATIC, encoding, data)
+            self._statics[key] = self.add_tensor(t)
+        return self._statics[key]
 
     def derived(self, value: Value, what: str, fn: Callable[[torch.Tensor], torch.Tensor],
                 shape: Shape, dtype: DType | None = None) -> Value:  # fmt: skip
@@ -322,7 +372,9 @@ class Builder:
         if isinstance(base, StorageKey) and dtype is None and what.startswith(_VIEWS):
             view = StorageKey.of(fn(make()))
             key = view if view.storage == base.storage else key
-        return Value(shape, dtype or value.dtype, const=Const(lambda: fn(make()), key))
+        steps = value.const.steps if what.startswith(_MOVES) else None
+        steps = None if steps is None else steps.moved(fn)
+        return Value(shape, dtype or value.dtype, const=Const(lambda: fn(make()), key, steps))
 
     def param(self, data: Sequence[Any] | Array, dtype: DType = DType.UINT32) -> Tensor:
         """A small tensor parameter (axes, permutations, ranges)."""
@@ -344,9 +396,22 @@ class Builder:
         params: Mapping[str, Param] | None = None,
     ) -> list[Value]:
         """Emits a QNN op with several outputs, or finds the equal one emitted before."""
-        params = dict(params or {})
+        if self.wanted is not None or any(v.quant for v in inputs):
+            from .quantized import emit  # which builds on this module
+
+            return emit(self, type, inputs, outputs, params or {})
         ins = [self.tensor(v) for v in inputs]
-        for shape in (*(t.shape for t in ins), *(s for s, _ in outputs)):
+        return self.emit(type, ins, [(s, d, None) for s, d in outputs], params or {})
+
+    def emit(
+        self,
+        type: str,
+        ins: Sequence[Tensor],
+        outputs: Sequence[tuple[Shape, DType, QuantType | None]],
+        params: Mapping[str, Param],
+    ) -> list[Value]:
+        """`ops`, of tensors; with an encoding for each output that has one."""
+        for shape in (*(t.shape for t in ins), *(s for s, _, _ in outputs)):
             if len(shape) > MAX_RANK:
                 self.refuse(f"rank {len(shape)} is above {MAX_RANK}, the highest of QNN's {type}")
             if 0 in shape:
@@ -360,13 +425,14 @@ class Builder:
         if key in self._cons:
             return self._cons[key]
         name = self.unique(type)
-        outs = [
-            self.add_tensor(Tensor(f"{name}_out{i}", d, qnn_shape(s)))
-            for i, (s, d) in enumerate(outputs)
-        ]
-        node = Node(name, type, ins, outs, params, self.source)
+        outs = []
+        for i, (shape, dtype, quant) in enumerate(outputs):
+            stored, encoding = quant or (dtype, None)
+            t = Tensor(f"{name}_out{i}", stored, qnn_shape(shape), encoding=encoding)
+            outs.append(self.add_tensor(t))
+        node = Node(name, type, list(ins), outs, dict(params), self.source)
         self.graph.nodes.append(node)
-        values = [Value(s, d, t) for (s, d), t in zip(outputs, outs, strict=True)]
+        values = [Value(s, d, t) for (s, d, _), t in zip(outputs, outs, strict=True)]
         for v, t in zip(values, outs, strict=True):
             self._producers[id(t)], self._values[id(t)] = node, v
         self._cons[key] = values
@@ -446,7 +512,8 @@ class Builder:
 
     def value_of(self, tensor: Tensor) -> Value:
         """What an op's operand stands for: another op's result, an input, a constant."""
-        return self._values.get(id(tensor)) or Value(tensor.shape, tensor.dtype, tensor)
+        dtype = DType.FLOAT16 if tensor.dtype.is_fixed else tensor.dtype
+        return self._values.get(id(tensor)) or Value(tensor.shape, dtype, tensor)
 
     def base(self, x: Value) -> Value:
         """The value that `x` is only another shape of; `x` itself if there is none."""
@@ -550,7 +617,7 @@ class Builder:
         ins: list[Value] = []
         cancelled, left = False, 0
         for t in node.inputs:
-            v = self._values.get(id(t))
+            v = self.value_of(t) if math.prod(t.shape) == 1 else self._values.get(id(t))
             if v is None or (v.numel > 1 and (v.shape != t.shape or v.rank != len(p))):
                 return None
             if v.numel > 1:  # a single number broadcasts in any layout
@@ -563,8 +630,13 @@ class Builder:
             ins.append(v)
         if left > x.numel or (left and not cancelled):
             return None
-        seen[key] = self.op(node.type, ins, shape, node.outputs[0].dtype, params)
-        return seen[key]
+        out = self.value_of(node.outputs[0])
+        tensors = [self.tensor(v) for v in ins]
+        (y,) = self.emit(node.type, tensors, [(shape, out.dtype, out.quant)], params)
+        if key in self.computed:
+            self.computed.add(id(y.tensor))
+        seen[key] = y
+        return y
 
     def _pulled_view(
         self, x: Value, p: Shape, shape: Shape, seen: dict[int, Value | None]

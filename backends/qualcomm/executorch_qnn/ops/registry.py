@@ -19,13 +19,16 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
+from ..compile.ir import DType, QuantType
 from .builder import Builder, Refused, Result, Value
 from .cpu import why_on_cpu
+from .quantized import dequantize, is_dequantize, is_quantize, requantize, type_of
 
 Lowered: TypeAlias = Value | Sequence[Value | None]
 Rule: TypeAlias = Callable[..., Lowered]
@@ -60,6 +63,27 @@ def lowers(*targets: OpOverload, keep: bool = False) -> Callable[[F], F]:
         return rule
 
     return add
+
+
+_IN_INTEGERS: dict[OpOverload, Rule] = {}
+
+
+def computes_integers(*targets: OpOverload) -> Callable[[F], F]:
+    """Files a function as the lowering of `targets` in integers, instead of the op table's own."""
+
+    def add(rule: F) -> F:
+        _IN_INTEGERS.update(dict.fromkeys(targets, rule))
+        return rule
+
+    return add
+
+
+@functools.cache
+def in_integers() -> dict[OpOverload, Rule]:
+    """The rules that differ in integers; see `ops.quantized`."""
+    from . import integers  # noqa: F401
+
+    return _IN_INTEGERS
 
 
 @functools.cache
@@ -114,28 +138,49 @@ def read_outputs(node: torch.fx.Node) -> set[int]:
     return {int(u.args[1]) for u in node.users if is_getitem(u)}  # type: ignore[arg-type]
 
 
+class Integers(NamedTuple):
+    """That a node is computed in integers, and how its result is to be stored."""
+
+    wanted: QuantType | None
+
+
 def lower_node(
-    b: Builder, node: torch.fx.Node, env: Callable[[torch.fx.Node], Any]
+    b: Builder,
+    node: torch.fx.Node,
+    env: Callable[[torch.fx.Node], Any],
+    integers: Integers | None = None,
 ) -> list[Value | None]:
     """Emits `node` into `b` and returns its values, one per output; `None` if nobody reads one.
 
     Args:
         env: gives the `Value` (or list of values) of a node that was emitted before.
+        integers: see `ops.quantized`; None computes in fp16.
 
     Raises:
         Refused: the op is not in the table, or not in this form.
     """
     op = aten_op(node.target)
+    b.wanted, b.computed, b.source = None, set(), node.name
+    if is_quantize(node) or is_dequantize(node):
+        return [_quantized_node(b, node, env)]
     row = row_of(op) if op is not None else None
     if op is None or row is None:
         raise Refused(why_on_cpu(op or node.target))
     b.results = metadata(node)
     b.used = read_outputs(node)
-    b.source = node.name
     for i in b.used:
         b.results[i].dtype  # noqa: B018 - refuses types that HTP does not have
+    rule = row.rule
+    if integers is not None:
+        rule, b.wanted = in_integers().get(op, rule), integers.wanted
+    else:
+        reals, env = (
+            env,
+            lambda n: pytree.tree_map_only(Value, functools.partial(dequantize, b), reals(n)),
+        )
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), env)
-    values = row.rule(b, *_bind(op, args, kwargs))
+    values = rule(b, *_bind(op, args, kwargs))
+    b.wanted = None
     out: list[Value | None] = [values] if isinstance(values, Value) else list(values)
     for i, (v, r) in enumerate(zip(out, b.results, strict=True)):
         if i in b.used and (v is None or v.shape != r.shape or v.dtype is not r.dtype):
@@ -144,6 +189,20 @@ def lower_node(
                 f"the graph says {r.dtype.name}{list(r.shape)}"
             )
     return out
+
+
+def _quantized_node(b: Builder, node: torch.fx.Node, env: Callable[[torch.fx.Node], Any]) -> Value:
+    """A node of PT2E that changes how reals are stored, or reads them as they are."""
+    kind, x = type_of(node), env(node.args[0])  # type: ignore[arg-type]
+    if kind is None:
+        b.refuse(
+            "HTP has no such quantized type: 8 or 16 bits, all of them used, are what it takes"
+        )
+    if is_quantize(node):
+        return requantize(b, b.cast(x, DType.FLOAT16), kind)
+    if x.quant != kind:
+        b.refuse("it reads integers in another encoding than they were written in")
+    return x  # type: ignore[no-any-return]
 
 
 def _bind(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:

@@ -17,9 +17,11 @@ from ..aliasing import buffer, state_slots
 from ..aliasing.updates import Update, is_guard, updates
 from ..compile.backend import CompileOptions
 from ..compile.compiler import CompileWorker
+from ..compile.ir import QuantType
 from ..ops.registry import aten_op, table
 from ..source import source_of
 from ..target import Target
+from .encodings import slot_types
 from .ownership import (
     TAG,
     Order,
@@ -108,6 +110,8 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         self.ordered = False
         """Buffers may lie in several partitions: the graph has passed `guard_updates`, and the
         delegates are called in the order of `plan`."""
+        self.stored: Mapping[str, QuantType] | None = None
+        """The slots that are stored quantized; as this program alone has it if `None`."""
         self.staged: dict[str, str] = {}
         """Buffers that delegates own although the CPU touches them, through copies; and why."""
         self.prefix = "qnn"
@@ -138,9 +142,14 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
     def tag(self, ep: ExportedProgram, worker: CompileWorker) -> dict[str, DelegationSpec]:
         """Tags every node that is delegated; see `plan` for the rest."""
         states = self._states(ep)
-        support = Support(ep.graph, known_tensors(ep, states, self.data), worker)
-        constants = support.constants
-        compute = [n for n in ep.graph.nodes if n.op == "call_function" and n not in constants]
+        types = slot_types({"": ep}, {"": states}) if self.stored is None else self.stored
+        stored = {
+            u.old: types[states[u.fqn]] for u in updates(ep, states) if states[u.fqn] in types
+        }
+        support = Support(ep.graph, known_tensors(ep, states, self.data), worker, stored)
+        compute = [
+            n for n in ep.graph.nodes if n.op == "call_function" and n not in support.constants
+        ]
         ups = updates(ep, states)
         reasons = self._verdicts(support, compute)
         hosts = self._hosts(support, compute, ups, reasons)
@@ -148,6 +157,7 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         order = read_before_written(shared)
         levels = _levels(compute, {n for n in compute if reasons[n] is None}, order)
         places = self._places(compute, levels, order)
+        support.mark()
         self.plan = Plan()
         names: dict[tuple[int, float], str] = {}
         for node in compute:
