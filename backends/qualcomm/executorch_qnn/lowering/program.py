@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ..compile.backend import DelegateInfo
 from ..partition import Ownership, Plan
-from ..report import CpuOpReport, DelegateReport, MethodReport, Report, StateReport
+from ..report import DelegateReport, MethodReport, OpReport, Report, StateReport
 from ..seal import seal
 from ..target import Target
 from .decompose import plain_spec
@@ -107,9 +107,10 @@ class Program:
             )
             for i in infos
         ]
-        cpu_ops = [CpuOpReport(op.node, op.op, op.reason, op.source) for op in plan.cpu_ops]
+        cpu_ops = [OpReport(op.node, op.op, op.reason, op.source) for op in plan.cpu_ops]
+        fp16_ops = [OpReport(op.node, op.op, op.reason, op.source) for op in plan.fp16_ops]
         state = [self._state(o, infos) for o in plan.owners]
-        return MethodReport(delegates, cpu_ops, state, self._retraces[name])
+        return MethodReport(delegates, cpu_ops, fp16_ops, state, self._retraces[name])
 
     def _state(self, owner: Ownership, infos: list[DelegateInfo]) -> StateReport:
         dtype = str(owner.dtype).removeprefix("torch.")

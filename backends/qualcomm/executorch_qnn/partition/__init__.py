@@ -2,6 +2,6 @@
 """What is delegated, what stays on the CPU and why, and who owns each mutable buffer."""
 
 from .ownership import Ownership
-from .partitioner import CpuOp, Plan, QnnPartitioner
+from .partitioner import ListedOp, Plan, QnnPartitioner
 
-__all__ = ["CpuOp", "Ownership", "Plan", "QnnPartitioner"]
+__all__ = ["ListedOp", "Ownership", "Plan", "QnnPartitioner"]

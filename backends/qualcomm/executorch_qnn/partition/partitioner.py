@@ -38,8 +38,8 @@ _IDLE = "it guards a buffer of the host"
 
 
 @dataclass(frozen=True)
-class CpuOp:
-    """A node that stays on the CPU, why, and where in the user's model it comes from."""
+class ListedOp:
+    """A node, why it is listed, and where in the user's model it comes from."""
 
     node: str
     op: str
@@ -52,12 +52,14 @@ class Plan:
     """What a partitioner decided about one program.
 
     Attributes:
+        cpu_ops: what stays on the CPU; `fp16_ops`: what is computed in fp16 between quantized ops.
         partitions: tag to the names of its nodes, getitems left out, in graph order.
         order: pairs of tags; the first one's delegate must be called before the second one's.
     """
 
     partitions: dict[str, list[str]] = field(default_factory=dict)
-    cpu_ops: list[CpuOp] = field(default_factory=list)
+    cpu_ops: list[ListedOp] = field(default_factory=list)
+    fp16_ops: list[ListedOp] = field(default_factory=list)
     owners: list[Ownership] = field(default_factory=list)
     order: set[tuple[str, str]] = field(default_factory=set)
 
@@ -162,13 +164,14 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         names: dict[tuple[int, float], str] = {}
         for node in compute:
             if reasons[node] is None:
+                if node in support.in_fp16:
+                    self.plan.fp16_ops.append(_listed(node, support.in_fp16[node]))
                 tag = names.setdefault(places[node], f"{self.prefix}_{len(names)}")
                 node.meta[TAG] = tag
                 if not is_getitem(node):
                     self.plan.partitions.setdefault(tag, []).append(node.name)
             elif not is_getitem(node) and reasons[node] != _IDLE:
-                op = str(aten_op(node.target) or node.target)
-                self.plan.cpu_ops.append(CpuOp(node.name, op, reasons[node] or "", source_of(node)))
+                self.plan.cpu_ops.append(_listed(node, reasons[node] or ""))
         _drop_without_inputs(ep, self.plan)
         _tag_constants(support.constants)
         for u in ups:
@@ -291,6 +294,10 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         return None
 
 
+def _listed(node: torch.fx.Node, reason: str) -> ListedOp:
+    return ListedOp(node.name, str(aten_op(node.target) or node.target), reason, source_of(node))
+
+
 def _anchor(node: torch.fx.Node) -> torch.fx.Node:
     """The node that a chain of getitems belongs to."""
     while is_getitem(node):
@@ -346,9 +353,7 @@ def _drop_without_inputs(ep: ExportedProgram, plan: Plan) -> None:
         if not any(i.meta.get(TAG) != tag for n in nodes for i in n.all_input_nodes):
             for n in nodes:
                 del n.meta[TAG]
-                plan.cpu_ops.append(
-                    CpuOp(n.name, str(n.target), "it depends on no input", source_of(n))
-                )
+                plan.cpu_ops.append(_listed(n, "it depends on no input"))
             del plan.partitions[tag]
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What became of a model: delegates, CPU ops, state, costs."""
 
-from .report import CpuOpReport, DelegateReport, MethodReport, Report, StateReport
+from .report import DelegateReport, MethodReport, OpReport, Report, StateReport
 
-__all__ = ["CpuOpReport", "DelegateReport", "MethodReport", "Report", "StateReport"]
+__all__ = ["DelegateReport", "MethodReport", "OpReport", "Report", "StateReport"]

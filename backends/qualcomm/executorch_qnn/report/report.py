@@ -33,8 +33,8 @@ class DelegateReport:
 
 
 @dataclass(frozen=True)
-class CpuOpReport:
-    """A node that runs on the CPU, why, and the line of the user's model that it comes from."""
+class OpReport:
+    """A node, why it is listed, and the line of the user's model that it comes from."""
 
     node: str
     op: str
@@ -67,11 +67,14 @@ class MethodReport:
     """One method of a program.
 
     Attributes:
+        cpu_ops: what runs on the CPU.
+        fp16_ops: what a delegate computes in fp16 although the model is quantized around it.
         retraces: how often torch had to trace the exported program again, one or none.
     """
 
     delegates: list[DelegateReport] = field(default_factory=list)
-    cpu_ops: list[CpuOpReport] = field(default_factory=list)
+    cpu_ops: list[OpReport] = field(default_factory=list)
+    fp16_ops: list[OpReport] = field(default_factory=list)
     state: list[StateReport] = field(default_factory=list)
     retraces: int = 0
 
@@ -110,8 +113,9 @@ class Report:
                     f"{d.states} states, {d.static_bytes:,} static bytes{ddr}"
                 )
             lines += [
-                f"  CPU {op.node} ({op.op}): {op.reason}{'; ' + op.source if op.source else ''}"
-                for op in m.cpu_ops
+                f"  {where} {op.node} ({op.op}): {op.reason}{'; ' + op.source if op.source else ''}"
+                for where, ops in (("CPU", m.cpu_ops), ("fp16", m.fp16_ops))
+                for op in ops
             ]
             lines += [
                 f"  state {s.fqn}: {s.stored}{list(s.shape)}, {s.owner}"
@@ -130,8 +134,13 @@ class Report:
         ]
         for name, m in self.methods.items():
             parts.append(f"<h2>{html.escape(name)}</h2>")
-            tables: list[tuple[str, list[DelegateReport] | list[CpuOpReport] | list[StateReport]]]
-            tables = [("Delegates", m.delegates), ("CPU ops", m.cpu_ops), ("State", m.state)]
+            tables: list[tuple[str, list[DelegateReport] | list[OpReport] | list[StateReport]]]
+            tables = [
+                ("Delegates", m.delegates),
+                ("CPU ops", m.cpu_ops),
+                ("Computed in fp16", m.fp16_ops),
+                ("State", m.state),
+            ]
             for title, rows in tables:
                 parts.append(f"<h3>{title}: {len(rows)}</h3>")
                 if rows:
