@@ -357,6 +357,10 @@ def _computed(
     ins: list[Tensor] = []
     scales: tuple[float, ...] | float = 1.0
     for i, v in enumerate(inputs):
+        if type == "FullyConnected" and i == 2 and _is_blockwise(ins[1]):
+            b.refuse(
+                "a bias beside blocks of 4 bits makes garbage at random; see ops.integers.linear"
+            )
         if v.dtype is not DType.FLOAT16:
             ins.append(b.tensor(v))
         elif type in _WEIGHTED and i == 1 and v.is_const:
@@ -386,6 +390,10 @@ def _computed(
         values = [requantize(b, v, b.wanted) if v.quant else v for v in values]
         b.computed.update(id(v.tensor) for v in values if v.quant)
     return values
+
+
+def _is_blockwise(t: Tensor) -> bool:
+    return t.encoding is not None and t.encoding[0] == "blockwise"
 
 
 def _right_operand(b: Builder, y: Value, dtype: DType) -> Tensor:
