@@ -144,7 +144,11 @@ def run_child(args: argparse.Namespace) -> None:
     from executorch_qnn.llm.weights import load_model
 
     torch.set_num_threads(1)
-    decoder, _ = load_model(args.model, max_seq_len=args.max_seq_len, layers=args.layers)
+    # Both compute in fp16; only ours takes a model that is stored so.
+    dtype = torch.float16 if args.side == "ours" else torch.float32
+    decoder, _ = load_model(
+        args.model, max_seq_len=args.max_seq_len, layers=args.layers, dtype=dtype
+    )
     lower = {"ours": _ours, "in-tree": _in_tree}[args.side]()
     retrace = torch.export.ExportedProgram.run_decompositions
     retraces: list[Any] = []

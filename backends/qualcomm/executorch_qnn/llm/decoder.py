@@ -159,7 +159,7 @@ class Decoder(nn.Module):
         if x.shape[0] > 1:
             x = x[-1:]
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(self.norm(x), head.weight)
+        return F.linear(self.norm(x), head.weight).to(torch.float32)
 
     def reset_state(self) -> None:
         """Forgets everything: zeros in each cache."""
@@ -171,7 +171,7 @@ class Decoder(nn.Module):
     def _step(self, n: int, start_pos: Tensor) -> Step:
         positions = start_pos if n == 1 else start_pos + self.cache_positions[:n]
         visible = self.cache_positions <= positions.unsqueeze(1)
-        mask = torch.where(visible, 0.0, MASKED)
+        mask = torch.where(visible, 0.0, MASKED).to(self.rope_cos.dtype)
         if n > 1:
             mask = mask.repeat(self.config.group, 1)
         return Step(

@@ -96,7 +96,9 @@ def export(
 
     stage = progress or (lambda name: None)
     stage("loading the checkpoint")
-    decoder, tokenizer = load_model(model, max_seq_len=max_seq_len, layers=layers)
+    decoder, tokenizer = load_model(
+        model, max_seq_len=max_seq_len, layers=layers, dtype=torch.float16
+    )
     methods = {"forward": (decoder, example_inputs())}
     methods |= {prefill_method(size): (decoder, example_inputs(size)) for size in prefill}
     program = qnn.lower(

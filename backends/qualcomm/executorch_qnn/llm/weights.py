@@ -84,7 +84,11 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
 
 
 def load_model(
-    model: str | Path, *, max_seq_len: int, layers: int | None = None
+    model: str | Path,
+    *,
+    max_seq_len: int,
+    layers: int | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Decoder, Tokenizer]:
     """`load_decoder` from the path or name of a model, and its tokenizer."""
     checkpoint = open_checkpoint(model)
@@ -94,7 +98,8 @@ def load_model(
             f"the tokenizer knows {tokenizer.vocab_size} tokens, the model's table has "
             f"{checkpoint.config.vocab_size}: they do not belong together"
         )
-    return load_decoder(checkpoint, max_seq_len=max_seq_len, layers=layers), tokenizer
+    decoder = load_decoder(checkpoint, max_seq_len=max_seq_len, layers=layers, dtype=dtype)
+    return decoder, tokenizer
 
 
 def load_decoder(
@@ -102,11 +107,15 @@ def load_decoder(
     *,
     max_seq_len: int,
     layers: int | None = None,
+    dtype: torch.dtype = torch.float32,
     progress: Progress | None = None,
 ) -> Decoder:
-    """A frozen float32 `Decoder` with the checkpoint's weights and an empty cache.
+    """A frozen `Decoder` with the checkpoint's weights and an empty cache.
 
-    `layers` keeps the first so many only (a quick stand-in with the real shapes).
+    Args:
+        layers: keep the first so many only (a quick stand-in with the real shapes).
+        dtype: of weights, cache and activations; float16, which is what the NPU computes in, takes
+            half the memory, and is slow in eager PyTorch.
     """
     config = checkpoint.config
     if layers is not None:
@@ -114,7 +123,7 @@ def load_decoder(
             raise LoweringError(f"the model has {config.n_layers} layers, not {layers}")
         config = replace(config, n_layers=layers)
     with torch.device("meta"):
-        decoder = Decoder(config, max_seq_len)
+        decoder = Decoder(config, max_seq_len).to(dtype)
     parameters = dict(decoder.named_parameters())
     unknown = [n for n in checkpoint.names() - parameters.keys() if not _unused(n, config)]
     if unknown:
@@ -136,7 +145,7 @@ def load_decoder(
         setattr(
             decoder.get_submodule(module),
             leaf,
-            nn.Parameter(tensor.contiguous(), requires_grad=False),
+            nn.Parameter(tensor.to(dtype).contiguous(), requires_grad=False),
         )
         if progress is not None:
             progress(done + 1, len(parameters))
