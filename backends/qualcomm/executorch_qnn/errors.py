@@ -3,13 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class QnnError(Exception):
     """Base of every error that this package raises on purpose."""
 
 
 class UnsupportedOp(QnnError):
-    """An op cannot run on the NPU and the caller asked for no CPU fallback."""
+    """Ops cannot run on the NPU and the caller asked for no CPU fallback.
+
+    Attributes:
+        nodes: each as `{"method", "node", "op", "reason", "source"}`.
+    """
+
+    def __init__(self, message: str, nodes: Sequence[dict[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.nodes = list(nodes)
 
 
 class LoweringError(QnnError):

@@ -11,8 +11,11 @@ if TYPE_CHECKING:
 
 def source_of(node: Node) -> str:
     """Like `File "model.py", line 7, in forward: y = torch.cosh(x)`; empty if it is not known."""
-    lines = [s.strip() for s in str(node.meta.get("stack_trace") or "").splitlines() if s.strip()]
-    return ": ".join(lines[-2:]) if len(lines) >= 2 else ""
+    frames = str(node.meta.get("stack_trace") or "").split('File "')[1:]
+    for frame in reversed(frames):
+        if not frame.startswith("<"):  # what torch has generated
+            return 'File "' + ": ".join(s.strip() for s in frame.splitlines() if s.strip())
+    return ""
 
 
 def called_in(node: Node) -> str:

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
+from ..errors import UnsupportedOp
+
 if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -146,7 +148,9 @@ class Output:
         name = type(error).__name__
         self.log(f"executorch-qnn: {name}: {message}")
         if self.json:
-            self.result({"error": {"type": name, "message": message}}, "")
+            document = {"type": name, "message": message}
+            nodes = {"nodes": error.nodes} if isinstance(error, UnsupportedOp) else {}
+            self.result({"error": document | nodes}, "")
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[Callable[[str], None]]:

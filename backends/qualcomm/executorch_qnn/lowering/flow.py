@@ -31,6 +31,7 @@ from ..compile.build import constant_nodes, constant_tensors
 from ..errors import LoweringError
 from ..ops.registry import aten_op
 from ..partition import Plan, QnnPartitioner
+from ..partition.listed import refuse
 from ..partition.ownership import keep_shared_state
 from .decompose import (
     Opener,
@@ -72,7 +73,6 @@ class Flow:
     Args:
         programs: method to exported program; none is changed.
         partitioners: method to its partitioners in the order of their turns.
-        fallback: `"error"` refuses what a `QnnPartitioner` leaves on the CPU.
 
     Attributes:
         plans: method to what its `QnnPartitioner` decided; empty plans where there is none.
@@ -85,7 +85,6 @@ class Flow:
         partitioners: Mapping[str, Sequence[Partitioner]],
         config: EdgeCompileConfig,
         *,
-        fallback: str = "cpu",
         stage: Stages | None = None,
     ) -> None:
         self.programs = dict(programs)
@@ -95,7 +94,6 @@ class Flow:
         self._lenient = EdgeCompileConfig(
             _check_ir_validity=False, _skip_dim_order=config._skip_dim_order
         )
-        self.fallback = fallback
         self.stage = stage or Stages()
         self.plans: dict[str, Plan] = {m: Plan() for m in programs}
         self.retraces: dict[str, int] = {}
@@ -141,11 +139,26 @@ class Flow:
         with self.stage("edge"), called_by_shape(self.programs.values()):
             for name in self.programs:
                 self._finish(name)
+            self._check_fallback()
+            for name in self.programs:
                 check_kernels(name, self.programs[name], self.plans[name], strict)
         self._name_slots()
         return Manager(
             self.programs, dict(constant_methods), self.config, self._preserved(), self.plans
         )
+
+    def _check_fallback(self) -> None:
+        """Refuses what was left to the CPU by partitioners that are not to leave anything.
+
+        Last, because QNN's compiler can refuse what its validator accepts, and because constants
+        are gone now.
+        """
+        strict = {
+            name
+            for name, ps in self.partitioners.items()
+            if any(isinstance(p, QnnPartitioner) and p.fallback == "error" for p in ps)
+        }
+        refuse({name: plan.cpu_ops for name, plan in self.plans.items() if name in strict})
 
     def _name_slots(self) -> None:
         """Gives buffers of the host that methods share one name in all of them."""
@@ -268,7 +281,7 @@ class Flow:
             self._open(name, self.programs[name].graph_module, node)
             return True
 
-        qnn = QnnTurn(partitioners, self.slots, open_node, self.fallback, self.stage)
+        qnn = QnnTurn(partitioners, self.slots, open_node, self.stage)
         self.programs.update(qnn.run({name: self.programs[name] for name in partitioners}))
         self.plans.update({name: p.plan for name, p in qnn.partitioners.items()})
 

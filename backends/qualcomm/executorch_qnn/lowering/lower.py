@@ -50,7 +50,8 @@ def lower(
         example_inputs: of `model`, when that is a module.
         target: the SoC to compile for.
         dynamic_shapes: as for `torch.export`; dimensions that stay dynamic are refused.
-        fallback: `"cpu"` runs what QNN refuses on the CPU and reports it; `"error"` raises.
+        fallback: `"cpu"` runs what QNN refuses on the CPU and reports it; `"error"` raises, with
+            all of it.
         state_update: how caches are updated that are written in rows at positions given at run
             time: `"scatter"` writes the whole buffer, in place where that is sound; `"delta"` puts
             out the new rows only, and the runtime places them; `"auto"` does what writes less.
@@ -67,8 +68,6 @@ def lower(
         LibraryNotFound: there is no QNN library.
         LoweringError: the model cannot be exported or compiled.
     """
-    if fallback not in ("cpu", "error"):
-        raise ValueError(f"fallback is 'cpu' or 'error', not {fallback!r}")
     if quantize is not None or calibration is not None:
         raise LoweringError(
             f"quantize={quantize!r} is not supported yet: this version lowers to fp16"
@@ -85,6 +84,7 @@ def lower(
     partitioner = QnnPartitioner(
         target,
         qnn_libraries=qnn_libraries,
+        fallback=fallback,
         in_place=in_place,
         state_update=state_update,
         state_dtype=state_dtype,
@@ -100,7 +100,6 @@ def lower(
         exported,
         {name: [partitioner] for name in exported},
         EdgeCompileConfig(_check_ir_validity=False),
-        fallback=fallback,
         stage=stage,
     )
     edge = flow.run(constant_methods=constant_methods)

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from ..aliasing.updates import is_guard, read_copy, refresh_outputs, updates
 from ..compile.build import constant_nodes, constant_tensors
 from ..compile.compiler import CompileWorker, GraphRefused
-from ..errors import LoweringError, UnsupportedOp
+from ..errors import LoweringError
 from ..partition import Ownership, Plan, QnnPartitioner
 from ..partition.encodings import slot_types
 from .delegates import dense_boundaries, order_calls
@@ -42,7 +42,6 @@ class QnnTurn:
         given: method to the caller's partitioner, whose `plan` is set; it may be the same for all.
         slots: method to the slots of its state, of all methods of the program.
         open_node: opens a node of a method where that is possible and nobody else wants it.
-        fallback: `"error"` refuses what stays on the CPU.
 
     Raises:
         LoweringError: the partitioners do not agree, or name state that there is not.
@@ -53,13 +52,11 @@ class QnnTurn:
         given: Mapping[str, QnnPartitioner],
         slots: Mapping[str, Mapping[str, str]],
         open_node: Callable[[str, torch.fx.Node], bool],
-        fallback: str,
         stage: Stages,
     ) -> None:
         self.given = given
         self.slots = slots
         self.open_node = open_node
-        self.fallback = fallback
         self.stage = stage
         first = next(iter(given.values()))
         self.target, self.qnn_libraries = first.target, first.options.qnn_libraries
@@ -105,7 +102,6 @@ class QnnTurn:
                     _share_constants(ep, p)
                     own_inputs(ep, p.plan, p.states or ())
                     dense_boundaries(ep)
-            self._check_fallback()
             spec = MethodProgramsPartitionerSpec(
                 dict(programs), {name: _Tagged(t) for name, t in tags.items()}
             )
@@ -144,20 +140,6 @@ class QnnTurn:
             ep.graph_module.graph.eliminate_dead_code()
             refresh_outputs(ep)
             ep.graph_module.recompile()
-
-    def _check_fallback(self) -> None:
-        if self.fallback != "error":
-            return
-        left = [
-            f"  {name}: {op.node} ({op.op}): {op.reason}{'; ' + op.source if op.source else ''}"
-            for name, p in self.partitioners.items()
-            for op in p.plan.cpu_ops
-        ]
-        if left:
-            raise UnsupportedOp(
-                "these ops would run on the CPU, and fallback='error' forbids it "
-                "(use fallback='cpu' to allow it):\n" + "\n".join(left)
-            )
 
     def _split(self, refused: GraphRefused) -> None:
         """Cuts the partition behind a refused graph in two; a single node goes to the CPU."""

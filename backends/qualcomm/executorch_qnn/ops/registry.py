@@ -102,6 +102,11 @@ def aten_op(target: Any) -> OpOverload | None:
     return op if isinstance(op, OpOverload) else None
 
 
+_FIXED = (
+    "QNN graphs are static: export with fixed sizes, one method for each, and use masks where a "
+    "size depends on values"
+)
+
 # What ExecuTorch's edge dialect has for two ATen ops: the same values in a stated memory format.
 _EDGE_TWINS = {
     "dim_order_ops::_to_dim_order_copy": torch.ops.aten._to_copy.default,
@@ -112,6 +117,19 @@ _EDGE_TWINS = {
 def row_of(op: OpOverload) -> Row | None:
     """The row of an op, of the ATen or the edge dialect."""
     return table().get(_EDGE_TWINS.get(op._schema.name, op))
+
+
+def find_row(node: torch.fx.Node) -> tuple[OpOverload, Row]:
+    """A node's op and its row.
+
+    Raises:
+        Refused: there is none.
+    """
+    op = aten_op(node.target)
+    row = None if op is None else row_of(op)
+    if op is None or row is None:
+        raise Refused(why_on_cpu(op or node.target))
+    return op, row
 
 
 def metadata(node: torch.fx.Node) -> list[Result]:
@@ -126,7 +144,8 @@ def metadata(node: torch.fx.Node) -> list[Result]:
         if not isinstance(v, torch.Tensor):
             raise Refused(f"its result is {type(v).__name__}, not a tensor")
         if any(not isinstance(s, int) for s in v.shape):
-            raise Refused(f"its shape {tuple(v.shape)} is dynamic; QNN graphs are static")
+            shape = ", ".join(map(str, v.shape))
+            raise Refused(f"{node.name} is of the dynamic shape [{shape}]; {_FIXED}")
         results.append(Result(tuple(int(s) for s in v.shape), v.dtype))
     return results
 
@@ -159,13 +178,10 @@ def lower_node(
     Raises:
         Refused: the op is not in the table, or not in this form.
     """
-    op = aten_op(node.target)
     b.wanted, b.computed, b.source = None, set(), node.name
     if is_quantize(node) or is_dequantize(node):
         return [_quantized_node(b, node, env)]
-    row = row_of(op) if op is not None else None
-    if op is None or row is None:
-        raise Refused(why_on_cpu(op or node.target))
+    op, row = find_row(node)
     b.results = metadata(node)
     b.used = read_outputs(node)
     for i in b.used:

@@ -19,9 +19,9 @@ from ..compile.backend import CompileOptions
 from ..compile.compiler import CompileWorker
 from ..compile.ir import QuantType
 from ..ops.registry import aten_op, table
-from ..source import source_of
 from ..target import Target
 from .encodings import slot_types
+from .listed import ListedOp, constants_left, in_bodies, listed, refuse
 from .ownership import (
     TAG,
     Order,
@@ -35,16 +35,7 @@ from .ownership import (
 from .support import Support, is_getitem, known_tensors
 
 _IDLE = "it guards a buffer of the host"
-
-
-@dataclass(frozen=True)
-class ListedOp:
-    """A node, why it is listed, and where in the user's model it comes from."""
-
-    node: str
-    op: str
-    reason: str
-    source: str = ""
+_NO_INPUT = "it depends on no input, and is computed in each call; make it a buffer of the model"
 
 
 @dataclass
@@ -74,12 +65,14 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         target: the SoC.
         qnn_libraries: folder of the QNN libraries; searched for when `None`.
         skip: names of nodes, or ATen overloads, that must stay on the CPU.
+        fallback: `"error"` refuses a program of which anything stays on the CPU.
         in_place, state_update: how state is bound; see `compile.build.build`.
         state_dtype: slot to `torch.float16` or `torch.float32`, where it is not to be decided by
             the rule of `compile.precision`.
 
     Raises:
         LibraryNotFound: when it is used and there is no QNN library.
+        UnsupportedOp: when it is used, with `fallback="error"`; lists all that stays on the CPU.
     """
 
     def __init__(
@@ -88,11 +81,14 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         *,
         qnn_libraries: str | os.PathLike[str] | None = None,
         skip: Iterable[str | OpOverload] = (),
+        fallback: str = "cpu",
         in_place: bool = True,
         state_update: str = "auto",
         state_dtype: Mapping[str, torch.dtype] | None = None,
     ) -> None:
         super().__init__()
+        if fallback not in ("cpu", "error"):
+            raise ValueError(f"fallback is 'cpu' or 'error', not {fallback!r}")
         self.target = target if isinstance(target, Target) else Target(target)
         self.options = CompileOptions(
             self.target.name,
@@ -102,6 +98,7 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
             dict(state_dtype or {}),
         )
         self.skip = set(skip)
+        self.fallback = fallback
         self.refused: dict[str, str] = {}
         """Node name to QNN's reason, for nodes that a failed compilation has ruled out."""
         self.epochs: dict[str, float] = {}
@@ -139,6 +136,8 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         """Tags the nodes of `ep`; changes nothing else of it."""
         with CompileWorker(self.target, self.options.qnn_libraries) as worker:
             tags = self.tag(ep, worker)
+        if self.fallback == "error":
+            refuse({"the program": self.plan.cpu_ops})
         return PartitionResult(tagged_exported_program=ep, partition_tags=tags)
 
     def tag(self, ep: ExportedProgram, worker: CompileWorker) -> dict[str, DelegationSpec]:
@@ -165,15 +164,19 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         for node in compute:
             if reasons[node] is None:
                 if node in support.in_fp16:
-                    self.plan.fp16_ops.append(_listed(node, support.in_fp16[node]))
+                    self.plan.fp16_ops.append(listed(node, support.in_fp16[node]))
                 tag = names.setdefault(places[node], f"{self.prefix}_{len(names)}")
                 node.meta[TAG] = tag
                 if not is_getitem(node):
                     self.plan.partitions.setdefault(tag, []).append(node.name)
             elif not is_getitem(node) and reasons[node] != _IDLE:
-                self.plan.cpu_ops.append(_listed(node, reasons[node] or ""))
+                self.plan.cpu_ops.append(listed(node, reasons[node] or ""))
         _drop_without_inputs(ep, self.plan)
         _tag_constants(support.constants)
+        self.plan.cpu_ops += [
+            listed(node, _NO_INPUT) for node in constants_left(support.constants, self.ordered)
+        ]
+        self.plan.cpu_ops += in_bodies(ep.graph)
         for u in ups:
             if u.fqn not in hosts and not self.ordered:
                 if why := not_in_one_partition(ep, u):
@@ -294,10 +297,6 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
         return None
 
 
-def _listed(node: torch.fx.Node, reason: str) -> ListedOp:
-    return ListedOp(node.name, str(aten_op(node.target) or node.target), reason, source_of(node))
-
-
 def _anchor(node: torch.fx.Node) -> torch.fx.Node:
     """The node that a chain of getitems belongs to."""
     while is_getitem(node):
@@ -353,7 +352,7 @@ def _drop_without_inputs(ep: ExportedProgram, plan: Plan) -> None:
         if not any(i.meta.get(TAG) != tag for n in nodes for i in n.all_input_nodes):
             for n in nodes:
                 del n.meta[TAG]
-                plan.cpu_ops.append(_listed(n, "it depends on no input"))
+                plan.cpu_ops.append(listed(n, _NO_INPUT))
             del plan.partitions[tag]
 
 

@@ -22,7 +22,7 @@ from ..compile.compiler import CompileWorker
 from ..compile.ir import DType, LazyData, Node, QuantType, Scalar, Tensor
 from ..ops.builder import Builder, Refused, Value
 from ..ops.quantized import is_dequantize, is_quantize, type_of, wanted_of
-from ..ops.registry import Integers, is_getitem, lower_node, metadata, read_outputs
+from ..ops.registry import Integers, find_row, is_getitem, lower_node, metadata, read_outputs
 
 _SMALL = 4096
 
@@ -187,6 +187,8 @@ class Support:
         """The QNN ops that `node` alone becomes, and how its outputs are then stored."""
         b = Builder("ask")
         env = Environment(b, self.tensors)
+        if not (is_quantize(node) or is_dequantize(node)):
+            find_row(node)  # why there is no row says more than what is wrong with the result
         results = metadata(node)
         if any(0 in results[i].shape for i in read_outputs(node)):
             raise Refused("its result has no elements")
