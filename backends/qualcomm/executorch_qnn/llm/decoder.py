@@ -36,10 +36,16 @@ class Step(NamedTuple):
     mask: Tensor  # float[group * T, max_seq_len], added to the scores
 
 
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` as `dtype`; `Tensor.to` leaves a node in the graph even where it changes nothing."""
+    return x if x.dtype is dtype else x.to(dtype)
+
+
 class Attention(nn.Module):
     """Grouped-query attention over a cache of `max_seq_len` positions.
 
-    State: `k_cache` and `v_cache`, float[1, n_kv_heads, max_seq_len, head_dim], zero at first.
+    State: `k_cache` and `v_cache`, float32[1, n_kv_heads, max_seq_len, head_dim], zero at first;
+    float32 whatever the weights are, so that sessions read and write it as such.
     """
 
     k_cache: Tensor
@@ -63,11 +69,12 @@ class Attention(nn.Module):
         qk = self._heads_first(torch.cat([self.q_proj(x), self.k_proj(x)], -1))
         qk = rope.apply(qk, step.cos, step.sin)
         q = qk[:, : c.n_heads].reshape(1, c.n_kv_heads, c.group * n, c.head_dim)
-        self.k_cache.index_copy_(2, step.positions, qk[:, c.n_heads :])
-        self.v_cache.index_copy_(2, step.positions, self._heads_first(self.v_proj(x)))
+        v = self._heads_first(self.v_proj(x))
+        self.k_cache.index_copy_(2, step.positions, _as(qk[:, c.n_heads :], torch.float32))
+        self.v_cache.index_copy_(2, step.positions, _as(v, torch.float32))
 
-        scores = torch.matmul(q, self.k_cache.transpose(2, 3)) + step.mask
-        y = torch.matmul(torch.softmax(scores, -1), self.v_cache)
+        scores = torch.matmul(q, _as(self.k_cache.transpose(2, 3), x.dtype)) + step.mask
+        y = torch.matmul(torch.softmax(scores, -1), _as(self.v_cache, x.dtype))
         if n > 1:
             y = y.reshape(c.n_heads, n, c.head_dim).transpose(0, 1)
         out: Tensor = self.o_proj(y.reshape(n, c.n_heads * c.head_dim))
@@ -159,7 +166,14 @@ class Decoder(nn.Module):
         if x.shape[0] > 1:
             x = x[-1:]
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(self.norm(x), head.weight).to(torch.float32)
+        return _as(F.linear(self.norm(x), head.weight), torch.float32)
+
+    def keep_state_in_float32(self) -> None:
+        """Undoes for the caches what `to(dtype)` did to all floats."""
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            layer.self_attn.k_cache = layer.self_attn.k_cache.float()
+            layer.self_attn.v_cache = layer.self_attn.v_cache.float()
 
     def reset_state(self) -> None:
         """Forgets everything: zeros in each cache."""
@@ -171,7 +185,7 @@ class Decoder(nn.Module):
     def _step(self, n: int, start_pos: Tensor) -> Step:
         positions = start_pos if n == 1 else start_pos + self.cache_positions[:n]
         visible = self.cache_positions <= positions.unsqueeze(1)
-        mask = torch.where(visible, 0.0, MASKED).to(self.rope_cos.dtype)
+        mask = _as(torch.where(visible, 0.0, MASKED), self.rope_cos.dtype)
         if n > 1:
             mask = mask.repeat(self.config.group, 1)
         return Step(

@@ -114,7 +114,7 @@ def load_decoder(
 
     Args:
         layers: keep the first so many only (a quick stand-in with the real shapes).
-        dtype: of weights, cache and activations; float16, which is what the NPU computes in, takes
+        dtype: of weights and activations; float16, which is what the NPU computes in, takes
             half the memory, and is slow in eager PyTorch.
     """
     config = checkpoint.config
@@ -124,6 +124,7 @@ def load_decoder(
         config = replace(config, n_layers=layers)
     with torch.device("meta"):
         decoder = Decoder(config, max_seq_len).to(dtype)
+    decoder.keep_state_in_float32()
     parameters = dict(decoder.named_parameters())
     unknown = [n for n in checkpoint.names() - parameters.keys() if not _unused(n, config)]
     if unknown:
