@@ -168,12 +168,6 @@ def test_the_report_is_json_text_and_html(on: dict[str, Any]) -> None:
     assert "<table>" in report.to_html()
 
 
-def test_dynamic_dimensions_are_refused_by_name() -> None:
-    shapes = ({0: torch.export.Dim("batch", max=8)},)
-    with pytest.raises(qnn.LoweringError, match=r"dynamic dimensions \(batch\): 0 "):
-        qnn.lower(nn.ReLU(), (torch.randn(4, 3),), target="SM8650", dynamic_shapes=shapes)
-
-
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [

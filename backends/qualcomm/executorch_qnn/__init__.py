@@ -33,6 +33,7 @@ _EXPORTS = {
     "targets": "target",
     "lower": "lowering",
     "Program": "lowering",
+    "Sizes": "lowering",
     "to_edge_transform_and_lower": "lowering",
     "QnnPartitioner": "partition",
     "AliasAwareMemoryPlanning": "aliasing.planning",

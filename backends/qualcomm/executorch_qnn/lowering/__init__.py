@@ -3,5 +3,6 @@
 
 from .lower import lower, to_edge_transform_and_lower
 from .program import Program
+from .sizes import Sizes
 
-__all__ = ["Program", "lower", "to_edge_transform_and_lower"]
+__all__ = ["Program", "Sizes", "lower", "to_edge_transform_and_lower"]

@@ -188,12 +188,9 @@ def is_composite(op: Any) -> bool:
     return op in decompositions() or (op._can_decompose() and op not in _PRESERVED)
 
 
-# Of what export has checked, and of values; ExecuTorch drops them too.
-_CHECKS = (
-    aten._assert_tensor_metadata.default,
-    aten._assert_async.msg,
-    aten._assert_scalar.default,
-)
+# Of what export has checked, and of values; ExecuTorch drops them too.  Those of numbers stay until
+# then: they say what sizes there can be.
+_CHECKS = (aten._assert_tensor_metadata.default, aten._assert_async.msg)
 _PRESERVED = (aten.upsample_bilinear2d.vec, aten.upsample_nearest2d.vec)  # core ATen, by fiat
 
 
@@ -245,7 +242,13 @@ def _replace(node: torch.fx.Node, op: OpOverload, args: Any, kwargs: dict[str, A
     node.graph.erase_node(node)
 
 
+def _item(node: torch.fx.Node) -> None:
+    """`item` in the form that ExecuTorch has."""
+    node.target = aten._local_scalar_dense.default
+
+
 _REWRITES: dict[Any, Callable[[torch.fx.Node], None]] = {
+    aten.item.default: _item,
     aten.full_like.default: _full_like,
     aten.copy.default: _copy,
 }

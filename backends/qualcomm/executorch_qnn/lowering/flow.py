@@ -45,9 +45,17 @@ from .decompose import (
 from .delegates import called_by_shape
 from .edge import to_edge
 from .fold import drop_empty_pieces, fold_constants, scalars_as_constants
-from .kernels import can_open, check_custom_views, check_kernels, has_kernel, right_remainders
+from .kernels import (
+    can_open,
+    check_custom_views,
+    check_kernels,
+    dense_nonzeros,
+    has_kernel,
+    right_remainders,
+)
 from .manager import Manager
 from .qnn import QnnTurn
+from .sizes import explained
 from .stages import Stages
 from .wishes import Wishes, twin
 
@@ -212,7 +220,8 @@ class Flow:
         if ep.dialect != "EDGE":  # other backends know their patterns best
             folded = fold_constants(ep, self.slots[name])
             plan.cpu_ops = [op for op in plan.cpu_ops if op.node not in folded]
-        if right_remainders(ep) or not self._is_edge(name):
+        changed = [right_remainders(ep), dense_nonzeros(ep)]
+        if any(changed) or not self._is_edge(name):
             self._to_edge(name)
 
     def _to_edge(self, name: str) -> None:
@@ -220,7 +229,8 @@ class Flow:
         check_custom_views(ep)
         drop_idle_guards(ep)
         scalars_as_constants(ep)
-        self.programs[name] = to_edge(ep, self._lenient)
+        with explained({name: ep}):
+            self.programs[name] = to_edge(ep, self._lenient)
 
     def _preserved(self) -> list[torch._ops.OpOverload]:
         asked = self.config.preserve_ops

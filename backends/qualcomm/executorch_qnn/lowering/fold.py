@@ -45,9 +45,9 @@ def fold_constants(ep: ExportedProgram, states: Container[str]) -> set[str]:
         if not used or value.numel() * value.element_size() > _LIMIT:
             continue
         made = environment.evaluate(node).contiguous().clone()
-        constant = _constant(ep, f"c_{node.name}", made)
-        tensors[constant.name] = made  # for constants that are computed from it
-        node.replace_all_uses_with(constant, propagate_meta=False)
+        folded = constant(ep, f"c_{node.name}", made)
+        tensors[folded.name] = made  # for constants that are computed from it
+        node.replace_all_uses_with(folded, propagate_meta=False)
     for node in reversed(list(constants)):
         if node.op == "call_function" and not node.users:
             graph.erase_node(node)
@@ -75,7 +75,7 @@ def scalars_as_constants(ep: ExportedProgram) -> None:
             kind = str(dtype).removeprefix("torch.")
             text = repr(arg).replace("-", "minus").replace("+", "").replace(".", "_")
             name = f"c_number_{text}_{kind}"
-            node.update_arg(i, _constant(ep, name, torch.tensor(arg, dtype=dtype)))
+            node.update_arg(i, constant(ep, name, torch.tensor(arg, dtype=dtype)))
     ep.graph_module.recompile()
 
 
@@ -84,13 +84,13 @@ def lift_constants(ep: ExportedProgram) -> None:
     for node in ep.graph.find_nodes(op="get_attr"):
         value = getattr(ep.graph_module, str(node.target))
         if isinstance(value, torch.Tensor):
-            constant = _constant(ep, f"c_{node.name}", value)
-            node.replace_all_uses_with(constant, propagate_meta=False)
+            lifted = constant(ep, f"c_{node.name}", value)
+            node.replace_all_uses_with(lifted, propagate_meta=False)
             ep.graph.erase_node(node)
             delattr(ep.graph_module, str(node.target))
 
 
-def _constant(ep: ExportedProgram, name: str, value: torch.Tensor) -> torch.fx.Node:
+def constant(ep: ExportedProgram, name: str, value: torch.Tensor) -> torch.fx.Node:
     """The program's constant of that name, made with `value` if there is none."""
     with ep.graph.inserting_before(next(iter(ep.graph.nodes))):
         node: torch.fx.Node = create_constant_placeholder(
@@ -115,4 +115,10 @@ def drop_empty_pieces(ep: ExportedProgram) -> None:
     ep.graph_module.recompile()
 
 
-__all__ = ["drop_empty_pieces", "fold_constants", "lift_constants", "scalars_as_constants"]
+__all__ = [
+    "constant",
+    "drop_empty_pieces",
+    "fold_constants",
+    "lift_constants",
+    "scalars_as_constants",
+]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..errors import LoweringError
 from ..ops.registry import aten_op
 from ..partition import Plan
 from ..source import called_in
+from .fold import constant
 
 aten = torch.ops.aten
 _FUNCTIONALISED = (
@@ -125,11 +127,54 @@ def right_remainders(ep: ExportedProgram) -> bool:
     return changed
 
 
-def _call(op: OpOverload, *args: Any) -> torch.fx.Node:
+def dense_nonzeros(ep: ExportedProgram) -> bool:
+    """Makes the places that `nonzero` finds on the CPU an ordinary tensor, one row per place.
+
+    The program takes them for columns, as PyTorch lays them out, but ExecuTorch's kernel writes
+    rows.  Of a flat tensor there is one column, which is the same either way.
+
+    Returns:
+        Whether there were any.
+
+    Raises:
+        LoweringError: the tensor's own shape is known at run time only.
+    """
+    nodes = [n for n in ep.graph.nodes if aten_op(n.target) is aten.nonzero.default]
+    for node in nodes:
+        (x,) = node.all_input_nodes
+        shape = x.meta["val"].shape
+        if not shape:
+            continue  # there is no column
+        if len(shape) > 1 and not all(isinstance(n, int) for n in shape):
+            raise LoweringError(
+                f"node {node.name}: ExecuTorch gives the places of what is not zero in a tensor of "
+                f"a shape that is not fixed in another order than PyTorch{called_in(node)}. "
+                "Flatten the tensor first"
+            )
+        with ep.graph.inserting_before(node):
+            flat = x if len(shape) == 1 else _call(aten.view.default, x, [math.prod(shape)])
+            found = _call(aten.nonzero.default, flat)
+            places = _call(aten.clone.default, found, memory_format=torch.contiguous_format)
+        if len(shape) > 1:
+            steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+            step = constant(ep, f"c_{node.name}_steps", torch.tensor(steps))
+            size = constant(ep, f"c_{node.name}_sizes", torch.tensor(shape))
+            with ep.graph.inserting_before(node):
+                rows = _call(aten.div.Tensor_mode, places, step, rounding_mode="floor")
+                places = _call(aten.remainder.Tensor, rows, size)
+        node.replace_all_uses_with(places, propagate_meta=False)
+        ep.graph.erase_node(node)
+    refresh_outputs(ep)
+    ep.graph_module.recompile()
+    return bool(nodes)
+
+
+def _call(op: OpOverload, *args: Any, **kwargs: Any) -> torch.fx.Node:
     """A call at the graph's insertion point, with the provenance of its first operand."""
     first: torch.fx.Node = args[0]
-    call = first.graph.call_function(op, args)
-    call.meta = {**first.meta, "val": op(*torch.fx.map_arg(args, lambda n: n.meta["val"]))}
+    call = first.graph.call_function(op, args, kwargs)
+    values = torch.fx.map_arg(args, lambda n: n.meta["val"])
+    call.meta = {**first.meta, "val": op(*values, **kwargs)}
     return call
 
 

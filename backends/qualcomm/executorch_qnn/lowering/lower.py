@@ -13,7 +13,6 @@ from executorch.exir import EdgeCompileConfig, EdgeProgramManager
 from executorch.exir.backend.partitioner import Partitioner
 from executorch.exir.program._program import _create_empty_etrecord
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from ..errors import LoweringError
 from ..partition import QnnPartitioner
@@ -21,6 +20,7 @@ from ..target import Target
 from .assigned import assignments_written_back
 from .flow import Flow
 from .program import Program
+from .sizes import has_symbols, per_size, refuse_dynamic
 from .stages import Stages
 
 Module: TypeAlias = torch.nn.Module
@@ -49,7 +49,9 @@ def lower(
         model: a module in eval mode, or `{method: (module, example_inputs)}`.
         example_inputs: of `model`, when that is a module.
         target: the SoC to compile for.
-        dynamic_shapes: as for `torch.export`; dimensions that stay dynamic are refused.
+        dynamic_shapes: as for `torch.export`, or `{method: ...}` for several methods; with
+            `Sizes` where a dimension may have one of several sizes: there is one method for each,
+            and `Session.run` picks it.  Dimensions that are dynamic in any other way are refused.
         fallback: `"cpu"` runs what QNN refuses on the CPU and reports it; `"error"` raises, with
             all of it.
         state_update: how caches are updated that are written in rows at positions given at run
@@ -78,7 +80,7 @@ def lower(
     for fqn, dtype in state_dtype.items():
         if dtype not in (torch.float16, torch.float32):
             raise ValueError(f"state_dtype: {fqn} can be held in float16 or float32, not {dtype}")
-    methods = _methods(model, example_inputs)
+    methods, shapes, variants = per_size(*_methods(model, example_inputs, dynamic_shapes))
     stage = Stages(progress)
     target = target if isinstance(target, Target) else Target(target)
     partitioner = QnnPartitioner(
@@ -91,11 +93,13 @@ def lower(
     )
     with stage("export"):
         exported = {
-            name: _export(module, inputs, dynamic_shapes, name)
+            name: _export(module, inputs, shapes[name], name)
             for name, (module, inputs) in methods.items()
         }
-    for name, ep in exported.items():
-        _refuse_dynamic(name, ep, dynamic_shapes)
+        refuse_dynamic(exported, methods, shapes)
+        for name, (module, inputs) in methods.items():
+            if has_symbols(exported[name]):  # of one value each: the model allows no other
+                exported[name] = _export(module, inputs, None, name)
     flow = Flow(
         exported,
         {name: [partitioner] for name in exported},
@@ -103,7 +107,7 @@ def lower(
         stage=stage,
     )
     edge = flow.run(constant_methods=constant_methods)
-    return Program(edge, exported, flow.plans, target, stage.cpu_s, flow.retraces)
+    return Program(edge, exported, flow.plans, target, stage.cpu_s, flow.retraces, variants)
 
 
 def to_edge_transform_and_lower(
@@ -148,15 +152,21 @@ def to_edge_transform_and_lower(
 
 
 def _methods(
-    model: Module | Mapping[str, tuple[Module, Inputs]], example_inputs: Inputs | None
-) -> dict[str, tuple[Module, tuple[Any, ...]]]:
+    model: Module | Mapping[str, tuple[Module, Inputs]],
+    example_inputs: Inputs | None,
+    dynamic_shapes: Any,
+) -> tuple[dict[str, tuple[Module, tuple[Any, ...]]], Mapping[str, Any]]:
+    """Modules, inputs and `dynamic_shapes` by method."""
     if isinstance(model, Mapping):
         if not model:
             raise ValueError("there is no method to lower")
-        return {name: (module, tuple(inputs)) for name, (module, inputs) in model.items()}
+        if unknown := set(dynamic_shapes or ()) - set(model):
+            raise ValueError(f"dynamic_shapes has no method {', '.join(sorted(map(str, unknown)))}")
+        methods = {name: (module, tuple(inputs)) for name, (module, inputs) in model.items()}
+        return methods, dynamic_shapes or {}
     if example_inputs is None:
         raise ValueError("example_inputs are needed to export a module")
-    return {"forward": (model, tuple(example_inputs))}
+    return {"forward": (model, tuple(example_inputs))}, {"forward": dynamic_shapes}
 
 
 def _export(
@@ -167,20 +177,3 @@ def _export(
             return torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as e:
         raise LoweringError(f"torch.export cannot export method {name!r}: {e}") from e
-
-
-def _refuse_dynamic(method: str, ep: ExportedProgram, dynamic_shapes: Any) -> None:
-    """Raises LoweringError if an input has a dynamic dimension; it names the dimensions."""
-    dims = [getattr(d, "__name__", None) for d in pytree.tree_leaves(dynamic_shapes)]
-    named = f" ({', '.join(dict.fromkeys(d for d in dims if d))})" if any(dims) else ""
-    for node in ep.graph.nodes:
-        value = node.meta.get("val")
-        if node.op != "placeholder" or not isinstance(value, torch.Tensor):
-            continue
-        dynamic = [f"{i} ({s})" for i, s in enumerate(value.shape) if not isinstance(s, int)]
-        if dynamic:
-            raise LoweringError(
-                f"input {node.name} of method {method!r} has dynamic dimensions{named}: "
-                f"{', '.join(dynamic)}. QNN graphs are static: lower without dynamic_shapes, once "
-                "per size, for example as methods of one program"
-            )

@@ -29,6 +29,7 @@ from ..errors import LoweringError
 from ..partition import Plan
 from .delegates import called_by_shape, check_calls
 from .kernels import check_written_by_custom_ops
+from .sizes import explained
 
 
 class Manager(EdgeProgramManager):  # type: ignore[misc]
@@ -69,11 +70,13 @@ class Manager(EdgeProgramManager):  # type: ignore[misc]
         config.emit_mutable_buffer_names = True
         for name in self.methods:
             check_written_by_custom_ops(name, self.exported_program(name))
-        programs = [self.exported_program(name) for name in self.methods]
+        by_name = {name: self.exported_program(name) for name in self.methods}
+        programs = list(by_name.values())
         shared = _initialise(programs)
         config.memory_planning_pass = _planning(config.memory_planning_pass, shared)
         # The passes execute writes to buffers, which may have come out of what has gradients.
-        with called_by_shape(programs), torch.no_grad(), _values_of_their_own():
+        shapes, errors = called_by_shape(programs), explained(by_name)
+        with torch.no_grad(), shapes, errors, _values_of_their_own():
             made = super().to_executorch(config)
         for name, plan in self._plans.items():
             check_calls(made.exported_program(name), plan)

@@ -43,6 +43,7 @@ class Program:
         target: Target,
         cpu_s: Mapping[str, float],
         retraces: Mapping[str, int],
+        variants: Mapping[str, list[str]],
     ) -> None:
         self.edge = edge
         self.target = target
@@ -51,6 +52,7 @@ class Program:
         self._plans = plans
         self._cpu_s = dict(cpu_s)
         self._retraces = dict(retraces)
+        self._variants = variants
         edge._named_data_store.add_named_data(META_KEY, self._meta())
         self.executorch: ExecutorchProgramManager = edge.to_executorch()
 
@@ -143,6 +145,7 @@ class Program:
             name: {
                 "in_spec": pytree.treespec_dumps(ep.call_spec.in_spec),
                 "out_spec": pytree.treespec_dumps(plain_spec(ep.call_spec.out_spec)),
+                "variants": self._variants.get(name, []),
             }
             for name, ep in self._exported.items()
         }

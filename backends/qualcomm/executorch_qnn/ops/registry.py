@@ -142,7 +142,7 @@ def metadata(node: torch.fx.Node) -> list[Result]:
     results = []
     for v in val if isinstance(val, (list, tuple)) else [val]:
         if not isinstance(v, torch.Tensor):
-            raise Refused(f"its result is {type(v).__name__}, not a tensor")
+            raise Refused(f"{node.name} gives {type(v).__name__}, not a tensor")
         if any(not isinstance(s, int) for s in v.shape):
             shape = ", ".join(map(str, v.shape))
             raise Refused(f"{node.name} is of the dynamic shape [{shape}]; {_FIXED}")

@@ -33,6 +33,19 @@ def listed(node: torch.fx.Node, reason: str, prefix: str = "") -> ListedOp:
     return ListedOp(prefix + node.name, op, reason, source_of(node))
 
 
+_CHECKS = (
+    torch.ops.aten._assert_scalar.default,
+    torch.ops.aten.sym_constrain_range.default,
+    torch.ops.aten.sym_constrain_range_for_size.default,
+)
+
+
+def is_checked(node: torch.fx.Node) -> bool:
+    """Whether a node is only there for a check of sizes, which the final program has not."""
+    number = isinstance(node.meta.get("val"), (torch.SymBool, torch.SymInt)) and bool(node.users)
+    return node.target in _CHECKS or (number and all(map(is_checked, node.users)))
+
+
 def in_bodies(graph: torch.fx.Graph, prefix: str = "") -> Iterator[ListedOp]:
     """The nodes in the bodies of a graph's control flow, at any depth."""
     for node in graph.find_nodes(op="get_attr"):
@@ -41,7 +54,7 @@ def in_bodies(graph: torch.fx.Graph, prefix: str = "") -> Iterator[ListedOp]:
             continue
         owner = ", ".join(u.name for u in node.users)
         for inner in body.graph.nodes:
-            if inner.op == "call_function" and not is_getitem(inner):
+            if inner.op == "call_function" and not (is_getitem(inner) or is_checked(inner)):
                 why = f"it is in a body of {owner}, which runs on the CPU"
                 yield listed(inner, why, f"{prefix}{node.target}.")
         yield from in_bodies(body.graph, f"{prefix}{node.target}.")

@@ -21,7 +21,7 @@ from ..compile.ir import QuantType
 from ..ops.registry import aten_op, table
 from ..target import Target
 from .encodings import slot_types
-from .listed import ListedOp, constants_left, in_bodies, listed, refuse
+from .listed import ListedOp, constants_left, in_bodies, is_checked, listed, refuse
 from .ownership import (
     TAG,
     Order,
@@ -169,7 +169,7 @@ class QnnPartitioner(Partitioner):  # type: ignore[misc]
                 node.meta[TAG] = tag
                 if not is_getitem(node):
                     self.plan.partitions.setdefault(tag, []).append(node.name)
-            elif not is_getitem(node) and reasons[node] != _IDLE:
+            elif not is_getitem(node) and not is_checked(node) and reasons[node] != _IDLE:
                 self.plan.cpu_ops.append(listed(node, reasons[node] or ""))
         _drop_without_inputs(ep, self.plan)
         _tag_constants(support.constants)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
@@ -69,12 +69,18 @@ class StateInfo:
 
 @dataclass(frozen=True)
 class _Method:
-    """What a call needs to know of a method."""
+    """What a call needs to know of a method.
 
-    inputs: int
+    Attributes:
+        shapes: of its inputs; `None` for those that are no tensors.
+        variants: the methods that are the same for inputs of other sizes.
+    """
+
+    shapes: tuple[tuple[int, ...] | None, ...]
     outputs: tuple[tuple[str, int, tuple[int, ...]], ...]
     in_spec: pytree.TreeSpec | None
     out_spec: pytree.TreeSpec | None
+    variants: tuple[str, ...]
 
 
 class Session:
@@ -87,15 +93,16 @@ class Session:
     def __init__(self, native: _native.Session, program: _native.Program) -> None:
         self._native = native
         self._program = program
-        specs = _tree_specs(program)
+        about = _about(program)
         self._methods: dict[str, _Method] = {}
         for name in program.methods:
             meta = program.method_meta(name)
-            in_spec, out_spec = specs.get(name, (None, None))
-            inputs, outputs = len(meta["inputs"]), tuple(meta["outputs"])
+            in_spec, out_spec, variants = about.get(name, (None, None, ()))
+            shapes = tuple(s if kind == "tensor" else None for kind, _, s in meta["inputs"])
+            outputs = tuple(meta["outputs"])
             if out_spec is not None and out_spec.num_leaves != len(outputs):
                 out_spec = None
-            self._methods[name] = _Method(inputs, outputs, in_spec, out_spec)
+            self._methods[name] = _Method(shapes, outputs, in_spec, out_spec, variants)
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the method `forward`; see `run`."""
@@ -113,7 +120,8 @@ class Session:
             method: its name.
             inputs: what the model was exported with: tensors, numbers, and lists, tuples and dicts
                 of them.  Tensors are dense, on the CPU, and of the very dtype and shape; nothing is
-                converted, moved or copied on the way.
+                converted, moved or copied on the way.  Of a method that was lowered with `Sizes`,
+                the one for the inputs' sizes runs.
             kwargs: likewise, for what was exported by keyword.
 
         Returns:
@@ -129,6 +137,9 @@ class Session:
             raise StateError(f"no method {method!r}; the program has {', '.join(self._methods)}")
         about = self._methods[method]
         leaves = _leaves(inputs, kwargs, about.in_spec)
+        if about.variants:
+            method = self._of_these_sizes(method, leaves)
+            about = self._methods[method]
         lent = [to_native(leaf, f"input {i} of {method}") for i, leaf in enumerate(leaves)]
         tensors = [
             empty(scalar_type, shape) if kind == "tensor" else None
@@ -218,6 +229,18 @@ class Session:
         with running():
             return Session(self._native.fork(), self._program)
 
+    def _of_these_sizes(self, method: str, leaves: list[Any]) -> str:
+        """The method itself or the variant of it that takes inputs of the sizes of `leaves`."""
+        shapes = tuple(
+            tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in leaves
+        )
+        names = [method, *self._methods[method].variants]
+        for name in names:
+            if self._methods[name].shapes == shapes:
+                return name
+        known = "; ".join(_listed(self._methods[name].shapes) for name in names)
+        raise StateError(f"{method} was lowered for inputs of {known}, not of {_listed(shapes)}")
+
     def _info(self, fqn: str) -> StateInfo:
         state = self.state()
         if fqn not in state:
@@ -254,10 +277,11 @@ def load(
         return Session(_native.Session(program), program)
 
 
-def _tree_specs(
-    program: _native.Program,
-) -> dict[str, tuple[pytree.TreeSpec | None, pytree.TreeSpec | None]]:
-    """How inputs and outputs of each method nest, as far as the program says."""
+_About: TypeAlias = tuple[pytree.TreeSpec | None, pytree.TreeSpec | None, tuple[str, ...]]
+
+
+def _about(program: _native.Program) -> dict[str, _About]:
+    """How inputs and outputs of each method nest, and its variants, as far as the program says."""
     try:
         meta = program.named_data(META_KEY)
     except _native.Error:
@@ -267,11 +291,24 @@ def _tree_specs(
         text = about.get(key)
         return None if text is None else pytree.treespec_loads(text)
 
+    def variants(about: dict[str, Any]) -> tuple[str, ...]:
+        names = tuple(about.get("variants", ()))
+        if unknown := set(names) - set(program.methods):
+            raise ValueError(f"there is no method {unknown}")
+        return names
+
     try:
         methods = json.loads(meta).get("methods", {})
-        return {name: (spec(m, "in_spec"), spec(m, "out_spec")) for name, m in methods.items()}
+        return {
+            name: (spec(m, "in_spec"), spec(m, "out_spec"), variants(m))
+            for name, m in methods.items()
+        }
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise IncompatiblePayload(f"{program.path}: {META_KEY} is damaged: {error}") from None
+
+
+def _listed(shapes: tuple[tuple[int, ...] | None, ...]) -> str:
+    return ", ".join("a number" if s is None else str(list(s)) for s in shapes)
 
 
 def _leaves(
