@@ -57,6 +57,7 @@ FLOAT_UNARY: list[tuple[str, Function, torch.Tensor, float]] = [
     ("atan", torch.atan, span(-40000.0, 40000.0), 60),
     ("tanh", torch.tanh, span(-8.0, 8.0), 70),
     ("erf", torch.erf, span(-5.0, 5.0), 66),
+    ("erfc", torch.erfc, span(-5.0, 5.0), 66),
     ("sigmoid", torch.sigmoid, span(-12.0, 12.0), 66),
     ("silu", F.silu, span(-12.0, 12.0), 66),
     ("gelu", F.gelu, span(-6.0, 6.0), 60),

@@ -363,6 +363,11 @@ def erf(b: Builder, x: Value) -> Value:
     return b.elementwise("Tanh", [times(b, x, p)])
 
 
+@lowers(aten.erfc.default)
+def erfc(b: Builder, x: Value) -> Value:
+    return minus(b, 1.0, erf(b, x))
+
+
 def _turned(b: Builder, x: Value) -> Value:
     """`x` less whole turns: within +-pi.  HTP's own reduction loses as many digits as `x` has.
 
