@@ -443,7 +443,7 @@ class _PartitionBuilder:
         dtype = internal(result.torch_dtype)
         value = self.b.input(f"{node.name}_in", result.shape, dtype, stored)
         self.env.values[node] = value
-        by_rows = self.state_update != "scatter" and dtype.is_float and stored is None
+        by_rows = self.state_update != "scatter" and dtype.is_float
         if by_rows and fqn not in self.whole and self.states[fqn] not in self.wide:
             self.b.worth_patching[id(value.tensor)] = lambda n: self._delta_pays(value.numel, n)
         return value
@@ -526,39 +526,45 @@ class _PartitionBuilder:
     def _rows_out(
         self, patches: dict[str, Patch], taken: set[int]
     ) -> dict[str, tuple[Tensor, RowsEntry]]:
-        """Puts out what patches overwrite, and where; small ones all in one tensor.
+        """Puts out what patches overwrite, and where; small ones of one type all in one tensor.
 
         Each output costs a block of 2,048 bytes at least, and what an op writes of it 32 rows: 60
         rows of 192 fp16 numbers are 24 KB in one tensor, 123 KB in 60 and 740 KB as they are.
         """
         b = self.b
         found: dict[str, tuple[Tensor, RowsEntry]] = {}
-        small = {f: p.rows for f, p in patches.items() if p.rows.numel < _BLOCK * 4}
-        packed: Value | None = None
+        packed: dict[QuantType | None, Value] = {}
         offsets: dict[str, int] = {}
-        if len(small) > 1:
-            width = math.gcd(*(r.numel for r in small.values()))
+        small: dict[QuantType | None, dict[str, Value]] = {}
+        for fqn, patch in patches.items():
+            if patch.rows.numel < _BLOCK * 4:
+                small.setdefault(patch.rows.quant, {})[fqn] = patch.rows
+        for kind, of_kind in small.items():
+            if len(of_kind) == 1:
+                continue
+            width = math.gcd(*(r.numel for r in of_kind.values()))
             while width > 64 and width % 2 == 0:
                 width //= 2
-            flat = [b.reshape(r, (r.numel // width, width)) for r in small.values()]
-            packed = b.concat(flat, 0)
+            flat = [b.reshape(r, (r.numel // width, width)) for r in of_kind.values()]
+            packed[kind] = b.concat(flat, 0)
             at = 0
-            for fqn, r in small.items():
+            for fqn, r in of_kind.items():
                 offsets[fqn] = at
                 at += r.numel
         positions: dict[int, Tensor] = {}
-        shared: Tensor | None = None
+        shared: dict[QuantType | None, Tensor] = {}
         for fqn, patch in patches.items():
             index = b.tensor(patch.index)
             if id(index) not in positions:
                 positions[id(index)] = self._as_output(
                     patch.index, DType.INT32, f"{fqn}_positions", taken
                 )
+            kind = patch.rows.quant
             if fqn in offsets:
-                assert packed is not None
-                if shared is None:
-                    shared = self._as_output(self._wide(packed), packed.dtype, "rows", taken)
-                out = shared
+                if kind not in shared:
+                    together = self._wide(packed[kind])
+                    shared[kind] = self._as_output(together, together.dtype, "rows", taken)
+                out = shared[kind]
             else:
                 out = self._as_output(
                     self._wide(patch.rows), patch.rows.dtype, f"{fqn}_rows", taken
@@ -648,7 +654,8 @@ class _PartitionBuilder:
         source = read.tensor if read is not None and consumers else None
         if rows is not None:
             out, entry = rows
-            if any(n.type == "ScatterNd" and n.inputs[0] is source for n in consumers):
+            written = any(n.type == "ScatterNd" and n.inputs[0] is source for n in consumers)
+            if written and stored is None:
                 self.computed_after_all.add(fqn)
             binding = Binding.DELTA
             why = f"only {entry.count} of {entry.length} rows are written per call"

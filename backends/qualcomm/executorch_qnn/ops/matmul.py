@@ -60,9 +60,10 @@ def _swapped(rank: int) -> Shape:
 def product(b: Builder, x: Value, y: Value) -> Value:
     """`x @ y` of at least two axes each, the leading ones broadcast."""
     _floats(b, x, y)
-    if y.patch is not None and y.patch.dim >= y.rank - 2:
+    floats = b.wanted is None  # in integers, sums of products would need encodings of their own
+    if floats and y.patch is not None and y.patch.dim >= y.rank - 2:
         return _patched_product(b, x, y, y.patch)
-    if x.patch is not None and x.patch.dim >= x.rank - 2:
+    if floats and x.patch is not None and x.patch.dim >= x.rank - 2:
         y, x = b.transpose(x, _swapped(x.rank)), b.transpose(y, _swapped(y.rank))
         z = product(b, x, y)
         return b.transpose(z, _swapped(z.rank))
