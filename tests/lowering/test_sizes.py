@@ -140,6 +140,11 @@ def test_dynamic_shapes_of_a_method_that_there_is_not() -> None:
         qnn.lower({"a": (nn.ReLU(), (X,))}, target="SM8650", dynamic_shapes={"c": None})
 
 
+def test_inputs_that_do_not_fit_the_model_are_a_matter_of_export() -> None:
+    with pytest.raises(qnn.LoweringError, match=r"torch\.export cannot export"):
+        lower(Net(), X, X)
+
+
 # -- dynamic dimensions ------------------------------------------------------------------------
 
 S = Dim("s", min=2, max=9)

@@ -113,13 +113,15 @@ def _own_sizes(method: str, given: Mapping[str, tuple[Any, Any]]) -> dict[Sizes,
 def _named(
     module: torch.nn.Module, inputs: tuple[Any, ...], shapes: Any
 ) -> dict[str, tuple[Any, Any]]:
-    """Argument to its value and to what `shapes` says of it."""
+    """Argument to its value and to what `shapes` says of it; nothing if it says nothing at all."""
+    if shapes is None:
+        return {}
     if hasattr(shapes, "dynamic_shapes"):  # ShapesCollection and AdditionalInputs of torch.export
         shapes = shapes.dynamic_shapes(module, inputs)
     arguments = inspect.signature(module.forward).bind(*inputs).arguments
     if isinstance(shapes, Mapping):
         return {name: (value, shapes.get(name)) for name, value in arguments.items()}
-    specs = itertools.chain(shapes or (), itertools.repeat(None))
+    specs = itertools.chain(shapes, itertools.repeat(None))
     return {name: (value, spec) for (name, value), spec in zip(arguments.items(), specs)}  # noqa: B905
 
 
