@@ -35,7 +35,7 @@ from executorch_qnn.compile.build import is_foldable
 from executorch_qnn.compile.compiler import CompileWorker
 from executorch_qnn.lowering.decompose import Opener, is_composite
 from executorch_qnn.lowering.kernels import can_open, has_kernel
-from executorch_qnn.ops.builder import MAX_RANK, Refused
+from executorch_qnn.ops.builder import Refused
 from executorch_qnn.ops.cpu import why_on_cpu
 from executorch_qnn.ops.registry import table
 from executorch_qnn.partition.support import Support
@@ -45,6 +45,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "op_coverage.md"
 COMMAND = "python scripts/op_coverage.py"
 DTYPES = {torch.float32: "float", torch.int64: "int", torch.bool: "bool"}
 UNSEEN = "not sampled: see further_calls in scripts/op_coverage.py"
+RANKS = range(7)
 # How many samples of an entry of the database are called, how many calls of one op are taken from
 # them, and how many of one op and dtype from all entries.
 TRIED, SAMPLES, MOST = 10, 6, 24
@@ -337,8 +338,7 @@ observed: samples from PyTorch's database of ops were put before the op table an
 for SM8650.
 
 - Floats (float32, float16, bfloat16, float64) are computed in fp16, integers (int64, int32) in
-  int32; other types stay on the CPU, and so does what has no elements. QNN's tensors have up to
-  {MAX_RANK} axes.
+  int32; other types stay on the CPU, and so does what has no elements.
 - QNN ops in parentheses appear in some forms only.
 - *Ranks* are those of the first operand, for the types of the column before it.
 - A refused form runs on the CPU, with this reason in the report; `fallback="error"` makes it an
@@ -477,7 +477,7 @@ def observe() -> list[Sample]:
         taken = {(c.op, c.rank) for c, v in found if v.types is not None and c.has_rank}
         more: dict[tuple[OpOverload, int], list[Call]] = {}
         for call, v in found:
-            for rank in range(MAX_RANK + 1) if v.types is not None and call.has_rank else ():
+            for rank in RANKS if v.types is not None and call.has_rank else ():
                 others = more.setdefault((call.op, rank), [])
                 if (call.op, rank) not in taken and len(others) < SAMPLES:
                     others.extend(at_rank(call, rank))

@@ -115,9 +115,16 @@ void add_half(const void* increments, float factor, float* to, size_t count) {
   }
 }
 
-// QNN has no tensors of rank 0.
+// QNN has no tensors of rank 0; of six axes and more the first ones are stored as one.
 std::vector<uint32_t> npu_dims(const std::vector<uint32_t>& dims) {
-  return dims.empty() ? std::vector<uint32_t>{1} : dims;
+  constexpr size_t kMost = 5, kLast = 3;
+  if (dims.empty()) return {1};
+  if (dims.size() <= kMost) return dims;
+  uint32_t first = 1;
+  for (size_t i = 0; i + kLast < dims.size(); ++i) first *= dims[i];
+  std::vector<uint32_t> stored{first};
+  stored.insert(stored.end(), dims.end() - kLast, dims.end());
+  return stored;
 }
 
 size_t aligned(size_t bytes) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 from torch.utils import _pytree as pytree
 
 from executorch_qnn import _native
@@ -162,6 +166,29 @@ def check_all(cases: Sequence[Case], target: str = "SM8650") -> None:
             if problem := difference(g, w, c.min_sqnr, c.exact):
                 problems.append(f"{c.name}[{i}]: {problem}")
     assert not problems, "\n".join(problems)
+
+
+def check_samples(strategy: SearchStrategy[Case], count: int = 24, graphs: int = 2) -> None:
+    """Asserts the same of `count` cases that hypothesis draws, in each of some graphs.
+
+    The cases are the same each time.  The variable `ETQNN_GRAPHS` asks for more graphs.
+    """
+    drawn: list[list[Case]] = []
+
+    @settings(
+        max_examples=int(os.environ.get("ETQNN_GRAPHS", graphs)),
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.lists(strategy, min_size=count, max_size=count))
+    def draw(cases: list[Case]) -> None:
+        drawn.append(cases)
+
+    draw()
+    for cases in drawn:
+        check_all(cases)
 
 
 def _representable(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

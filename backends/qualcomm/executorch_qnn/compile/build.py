@@ -30,6 +30,7 @@ from ..ops.builder import (
     StorageKey,
     Value,
     internal,
+    qnn_shape,
     to_array,
 )
 from ..ops.elementwise import plus, times
@@ -428,12 +429,12 @@ class _PartitionBuilder:
 
     def _input(self, node: torch.fx.Node) -> IO:
         result = metadata(node)[0]
+        shape = qnn_shape(result.shape, 4)  # few of QNN's ops take five axes
         if (stored := _stored_input(node)) is not None:  # converted by the host
-            value = self.b.input(node.name, result.shape, DType.FLOAT16, stored)
-            self.env.values[node] = value
+            value = self.b.input(node.name, shape, DType.FLOAT16, stored)
         else:
-            value = self.b.input(node.name, result.shape, boundary_dtype(result.torch_dtype))
-            self.env.values[node] = self.b.cast(value, result.dtype)
+            value = self.b.input(node.name, shape, boundary_dtype(result.torch_dtype))
+        self.env.values[node] = self.b.cast(self.b.reshape(value, result.shape), result.dtype)
         assert value.tensor is not None
         return _io(value.tensor, result)
 

@@ -232,8 +232,10 @@ def b8(value: bool) -> Scalar:
     return Scalar(DType.BOOL8, bool(value))
 
 
-def qnn_shape(shape: Shape) -> Shape:
-    """QNN has no 0-d tensors: they are stored with one element."""
+def qnn_shape(shape: Shape, most: int = MAX_RANK) -> Shape:
+    """The shape in which QNN stores a value: it has no 0-d tensors, and at most `most` axes."""
+    if len(shape) > most:
+        return (math.prod(shape[:-3]), *shape[-3:])
     return shape or (1,)
 
 
@@ -396,6 +398,8 @@ class Builder:
         params: Mapping[str, Param] | None = None,
     ) -> list[Value]:
         """Emits a QNN op with several outputs, or finds the equal one emitted before."""
+        if type != "Reshape":
+            inputs = [self._exact(v) for v in inputs]
         if self.wanted is not None or any(v.quant for v in inputs):
             from .quantized import emit  # which builds on this module
 
@@ -486,11 +490,22 @@ class Builder:
             return x.patch.moved(d, fn)
         self.tensor(x)
         base = self.base(x)
-        if qnn_shape(s) == qnn_shape(base.shape):
+        assert base.tensor is not None
+        if qnn_shape(s) == base.tensor.shape:
+            return Value(s, x.dtype, base.tensor)
+        if len(s) > 4:  # only seen so: few of QNN's ops take five axes, and not all of them well
             return Value(s, x.dtype, base.tensor)
         y = self.op("Reshape", [base], s)
         self._views.setdefault(id(y.tensor), base)
         return Value(s, x.dtype, y.tensor)
+
+    def _exact(self, x: Value) -> Value:
+        """`x` in a tensor that has its axes, for an op that asks for five."""
+        if x.rank > MAX_RANK:
+            self.refuse(f"rank {x.rank} is above {MAX_RANK}, the highest of QNN's ops")
+        if x.rank < MAX_RANK or x.is_const or self.tensor(x).shape == x.shape:
+            return x
+        return self.op("Reshape", [x], x.shape)
 
     def patches(self, x: Value, elements: int) -> bool:
         """Whether `x` with `elements` of it overwritten in rows should be a `Patch`."""
@@ -536,18 +551,28 @@ class Builder:
         if source is not x:
             return self._transposed(source, tuple(before[i] for i in p))
         shape = tuple(x.shape[i] for i in p)
-        if x.rank == MAX_RANK and x.dtype is DType.INT32:  # QNN permutes up to 4 axes of integers
-            runs = [[p[0]]]
-            for i in p[1:]:
-                if i == runs[-1][-1] + 1:
-                    runs[-1].append(i)
-                else:
-                    runs.append([i])
-            order = sorted(runs)
-            if len(runs) < x.rank:
-                y = self.reshape(x, [math.prod(x.shape[i] for i in run) for run in order])
-                return self.reshape(self.transpose(y, [order.index(r) for r in runs]), shape)
-        return self.op("Transpose", [x], shape, params={"perm": self.param(p)})
+        most = 4 if x.dtype is DType.INT32 else MAX_RANK  # axes that QNN's Transpose takes
+        if x.rank <= most:
+            return self.op("Transpose", [x], shape, params={"perm": self.param(p)})
+        long = [i for i in p if x.shape[i] != 1]
+        place = {i: k for k, i in enumerate(sorted(long))}
+        runs: list[list[int]] = []  # axes that stay neighbours are one
+        for i in long:
+            if runs and place[i] == place[runs[-1][-1]] + 1:
+                runs[-1].append(i)
+            else:
+                runs.append([i])
+        order = sorted(runs)
+        n = tuple(math.prod(x.shape[i] for i in run) for run in order)
+        q = tuple(order.index(run) for run in runs)
+        if len(n) > most:  # one of them comes to its place; those before it are there
+            to = next(i for i, k in enumerate(q) if i != k)
+            at = q[to]
+            lengths = (math.prod(n[:to]), math.prod(n[to:at]), n[at], math.prod(n[at + 1 :]))
+            x = self._transposed(self.reshape(x, lengths), (0, 2, 1, 3))
+            n = (math.prod(n[:to]) * n[at], *n[to:at], *n[at + 1 :])
+            q = (0, *(k - to + (k < at) for k in q[to + 1 :]))
+        return self.reshape(self._transposed(self.reshape(x, n), q), shape)
 
     def unpermuted(self, x: Value) -> tuple[Value, Shape]:
         """A value and a permutation of it that are `x`, such that the value needs no Transpose.
@@ -670,11 +695,28 @@ class Builder:
         if x.is_const:
             index = (slice(None),) * dim + (slice(start, stop, step),)
             return self.derived(x, f"slice {dim} {start} {stop} {step}", lambda t: t[index], shape)
+        if x.rank > 4:
+            y, d = self.fewer_axes(x, dim)
+            return self.reshape(self.slice(y, d, start, stop, step), shape)
         if x.dtype is DType.INT32 and step != 1:  # QAIRT 2.51 does not compile it as a slice
             return self.gather(x, dim, self.const(torch.arange(start, stop, step)))
         ranges = [[0, s, 1] for s in x.shape]
         ranges[dim] = [start, stop, step]
         return self.strided(x, shape, ranges)
+
+    def around(self, x: Value, dim: int) -> Value:
+        """`x` with one axis before axis `dim` and one behind it."""
+        before, after = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
+        return self.reshape(x, (before, x.shape[dim], after))
+
+    def fewer_axes(self, x: Value, dim: int) -> tuple[Value, int]:
+        """`x` with at most four axes, one of them axis `dim`, and which one."""
+        rest = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
+        axes = merged_axes(x.shape, rest, most=4)
+        at = next(i for i, group in enumerate(axes) if dim in group)
+        if len(axes[at]) > 1:  # of length one, like its neighbour
+            return self.around(x, dim), 1
+        return self.reshape(x, [math.prod(x.shape[i] for i in group) for group in axes]), at
 
     def strided(self, x: Value, shape: Shape, ranges: Sequence[Sequence[int]]) -> Value:
         """QNN's StridedSlice: `ranges` are start, stop and step of each axis; -1 stops below 0."""
@@ -684,12 +726,12 @@ class Builder:
     def gather(self, x: Value, dim: int, index: Value) -> Value:
         """The places `index` (INT32, of any shape, none negative) of `x` along `dim`."""
         shape = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
-        if index.rank != 1 and (dim or not index.rank or len(shape) == MAX_RANK):
+        if index.rank != 1 and (dim or not index.rank or len(shape) >= MAX_RANK):
             # QNN gathers wrongly, or not at all, at some ranks of the two.
             flat = self.gather(x, dim, self.reshape(index, (index.numel,)))
             return self.reshape(flat, shape)
         before, after = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
-        if x.rank == MAX_RANK or (before > 1 and dim == x.rank - 2 and not index.is_const):
+        if x.rank > 4 or (before > 1 and dim == x.rank - 2 and not index.is_const):
             # All QAIRT versions fetch rows by an index that is an input of the graph without regard
             # to the axes before them, if only one axis follows.
             x = self.reshape(x, (before, x.shape[dim], after, 1))
@@ -711,6 +753,8 @@ class Builder:
             # All QAIRT versions pad with False for a constant that is True throughout.
             y = self.concat([self.cast(x, DType.FLOAT16) for x in xs], dim)
             return self.cast(y, DType.BOOL8)
+        if len(shape) > 4:
+            return self.reshape(self.concat([self.around(x, dim) for x in xs], 1), shape)
         xs = self._unlike_padding(xs)
         return self.op("Concat", xs, shape, params={"axis": u32(dim)})
 
@@ -764,20 +808,23 @@ class Builder:
             return self.derived(x, f"tile {times}", lambda t: t.repeat(tuple(times)), shape)
         spread = all(k == 1 or n == 1 for n, k in zip(x.shape, times, strict=True))
         # QNN tiles up to rank 4 (floats of rank 5, too, but dies on some in QAIRT 2.47): axes that
-        # are repeated as one are one.
+        # are repeated as one are one, and others are repeated one after another.
         merged: list[list[int]] = []
         for n, k in zip(x.shape, times, strict=True):
             if merged and (k == 1 or merged[-1][0] == 1):
                 merged[-1] = [merged[-1][0] * n, merged[-1][1] * k]
             else:
                 merged.append([n, k])
-        if x.rank <= 4 or (len(merged) == MAX_RANK and x.dtype is DType.FLOAT16):
+        if x.rank <= 4:
             y = self.op("Tile", [x], shape, params={"multiples": self.param(list(times))})
-        elif len(merged) > 4:
-            self.refuse(f"QNN does not tile {x.dtype.name} of rank {x.rank}")
         else:
-            y = self.tile(self.reshape(x, [n for n, _ in merged]), [k for _, k in merged])
-            y = self.reshape(y, shape)
+            y = self.reshape(x, [n for n, _ in merged])
+            if len(merged) > 4:
+                d = len(merged) - 1 if merged[-1][1] > 1 else len(merged) - 2
+                y = self.tile(self.around(y, d), (1, merged[d][1], 1))
+                merged[d] = [merged[d][0] * merged[d][1], 1]
+                y = self.reshape(y, [n for n, _ in merged])
+            y = self.reshape(self.tile(y, [k for _, k in merged]), shape)
         return Value(shape, x.dtype, y.tensor, narrow=x) if spread else y
 
     def binary(self, type: str, a: Value, b: Value, dtype: DType | None = None) -> Value:
@@ -802,7 +849,10 @@ class Builder:
         xs = self.align(xs)
         if len(shape) <= 4:  # what all elementwise ops of QNN take
             return self.op(type, xs, shape, dtype, params)
-        axes = merged_axes(shape, *(x.shape for x in xs))
+        axes = merged_axes(shape, *(x.shape for x in xs), most=4)
+        if len(axes) > 4:
+            xs = [x if x.numel == 1 else self.expand(x, shape) for x in xs]
+            axes = merged_axes(shape, *(x.shape for x in xs), most=4)
 
         def flat(s: Shape) -> Shape:
             return tuple(math.prod(s[i] for i in group) for group in axes)
@@ -825,10 +875,11 @@ def broadcast(*shapes: Shape) -> Shape:
     return tuple(torch.broadcast_shapes(*shapes))
 
 
-def merged_axes(*shapes: Shape) -> list[list[int]]:
+def merged_axes(*shapes: Shape, most: int = 0) -> list[list[int]]:
     """Axes of equally long shapes in groups that may become one axis each, of all the shapes.
 
-    Neighbours form a group when each shape is long in both of them or one in both.
+    Neighbours form a group when each shape is long in both of them or one in both.  Where there are
+    fewer groups than `most`, the last axes are left alone.
     """
     groups: list[list[int]] = []
     kinds: list[set[int]] = []
@@ -842,4 +893,7 @@ def merged_axes(*shapes: Shape) -> list[list[int]]:
         else:
             groups.append([i])
             kinds.append(ones)
+    while len(groups) < most and any(len(group) > 1 for group in groups):
+        i = max(i for i, group in enumerate(groups) if len(group) > 1)
+        groups[i : i + 1] = [groups[i][:-1], groups[i][-1:]]
     return groups

@@ -89,6 +89,7 @@ def _spread(b: Builder, x: Value, shape: Shape) -> Value:
     if x.numel > 1:
         return x
     y = b.expand(b.reshape(x, ()), shape[-1:] if shape[-1:] != (1,) else shape)
+    y = b.reshape(y, (1,) * (len(shape) - y.rank) + y.shape)
     return Value(y.shape, y.dtype, y.tensor, y.const)  # for good: no longer one number
 
 
@@ -596,6 +597,8 @@ def clamp(b: Builder, x: Value, low: Arg = None, high: Arg = None) -> Value:
         and low <= high
     ):
         return clip(b, x, low, high)
+    if x.dtype is DType.INT32:  # hardtanh's limits are floats
+        low, high = (int(v) if isinstance(v, float) else v for v in (low, high))
     return _between(b, x, low, high)
 
 

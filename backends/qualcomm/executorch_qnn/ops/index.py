@@ -128,7 +128,7 @@ def index_tensor(b: Builder, x: Value, indices: Sequence[Value | None]) -> Value
 
 def _read(b: Builder, x: Value, indices: Indices) -> Value:
     """The places of `x` that `indices` name."""
-    if x.rank == MAX_RANK:
+    if x.rank >= MAX_RANK:
         axes = max(indices) + 1
         if axes > 3:
             b.refuse(f"QNN gathers places along up to 4 axes of tensors of rank 4, not {x.rank}")
@@ -149,16 +149,11 @@ def gather(b: Builder, x: Value, dim: int, index: Value, *_: object) -> Value:
     index = _index(b, index, 0, wraps=False)
     if (rows := _whole_rows(b, index, x.shape, d)) is not None:
         return b.gather(x, d, rows)
-    if x.rank == MAX_RANK:
+    if x.rank >= MAX_RANK:
         for k, n in enumerate(index.shape):
             x = x if k == d else b.slice(x, k, 0, n)
-        x, index, d = _around(b, x, d), _around(b, index, d), 1
+        x, index, d = b.around(x, d), b.around(index, d), 1
     return _read(b, x, _elements(b, index, x.shape, d))
-
-
-def _around(b: Builder, x: Value, d: int) -> Value:
-    """`x` with one axis before axis `d` and one behind it."""
-    return b.reshape(x, (math.prod(x.shape[:d]), x.shape[d], math.prod(x.shape[d + 1 :])))
 
 
 def _whole_rows(b: Builder, index: Value, shape: Shape, d: int) -> Value | None:
@@ -329,6 +324,9 @@ def _overwrite(
         before = [b.slice(x, d, 0, start)] if start else []
         after = [b.slice(x, d, end, n)] if end < n else []
         return b.concat([*before, source, *after], d)
+    if x.rank > MAX_RANK:
+        y = _overwrite(b, b.around(x, d), b.around(source, d), 1, start, end, step)
+        return b.reshape(y, x.shape)
     return _write(b, x, {d: b.const(torch.arange(start, end, step))}, source)
 
 
@@ -399,10 +397,10 @@ def _scatter(
         source = b.slice(source, k, 0, n)
     if (rows := _whole_rows(b, index, x.shape, d)) is not None:
         return _write(b, x, {d: rows}, source, add=add)
-    if x.rank == MAX_RANK:
+    if x.rank >= MAX_RANK:
         if any(index.shape[k] != n for k, n in enumerate(x.shape) if k != d):
             b.refuse("QNN scatters into a part of tensors of up to rank 4")
-        x, index, source = (_around(b, v, d) for v in (x, index, source))
+        x, index, source = (b.around(v, d) for v in (x, index, source))
         y = _write(b, x, _elements(b, index, x.shape, 1), source, add=add)
         return b.reshape(y, b.result.shape)
     return _write(b, x, _elements(b, index, x.shape, d), source, add=add)
@@ -441,8 +439,8 @@ def _top(b: Builder, x: Value, k: int, dim: int, largest: bool) -> list[Value]:
     d = axis(dim, x.rank)
     # In ascending order QNN gives infinity a place that is none.
     turned = x.dtype.is_float and not largest
-    x = b.op("ElementWiseNeg", [x]) if turned else x
-    rows = b.transpose(_around(b, x, d), (0, 2, 1))
+    x = b.elementwise("ElementWiseNeg", [x]) if turned else x
+    rows = b.transpose(b.around(x, d), (0, 2, 1))
     shape = (*rows.shape[:2], k)
     params = {"k": u32(k), "largest": b8(largest or turned)}
     values, at = b.ops("TopK", [rows], [(shape, x.dtype), (shape, DType.INT32)], params)

@@ -194,7 +194,12 @@ def unfold(b: Builder, x: Value, dim: int, size: int, step: int) -> Value:
 
 @lowers(aten.flip.default)
 def flip(b: Builder, x: Value, dims: Sequence[int]) -> Value:
-    flipped = {axis(d, x.rank) for d in dims if x.rank}
+    flipped = sorted({axis(d, x.rank) for d in dims if x.rank})
+    if x.rank > 4:
+        y = x
+        for d in flipped:
+            y = b.reshape(flip(b, b.around(y, d), [1]), x.shape)
+        return y
     ranges = [[n - 1, -1, -1] if i in flipped else [0, n, 1] for i, n in enumerate(x.shape)]
     return b.strided(x, x.shape, ranges) if flipped else x
 

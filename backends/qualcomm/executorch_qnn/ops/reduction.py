@@ -26,7 +26,7 @@ _EXACT = 2**24
 
 def axes_of(dims: int | Sequence[int] | None, rank: int) -> list[int]:
     """The axes that `dims` names, in order; none named means all."""
-    if dims is None or (not isinstance(dims, int) and not dims):
+    if not rank or dims is None or (not isinstance(dims, int) and not dims):
         return list(range(rank))
     return sorted({axis(d, rank) for d in ([dims] if isinstance(dims, int) else dims)})
 
@@ -56,7 +56,7 @@ def reduce(
         return b.reshape(b.transpose(y, perm), shape)
     if x.rank > 4:  # more than some reductions take
         gone = reduced(x.shape, axes, True)
-        groups = merged_axes(x.shape, gone)
+        groups = merged_axes(x.shape, gone, most=4)
         x = b.reshape(x, [math.prod(x.shape[i] for i in group) for group in groups])
         axes = [i for i, group in enumerate(groups) if any(k in axes for k in group)]
         if x.rank > 4:  # the last reduced axis first
