@@ -140,9 +140,21 @@ def test_dynamic_shapes_of_a_method_that_there_is_not() -> None:
         qnn.lower({"a": (nn.ReLU(), (X,))}, target="SM8650", dynamic_shapes={"c": None})
 
 
-def test_inputs_that_do_not_fit_the_model_are_a_matter_of_export() -> None:
+@pytest.mark.parametrize(
+    ("inputs", "shapes"),
+    [
+        ((X, X), None),
+        ((X,), {"y": {0: B}}),
+        ((X,), ([{0: B}],)),
+        ((X,), ({0: B}, None)),
+        ((X,), (3,)),
+    ],
+)
+def test_inputs_and_shapes_that_do_not_fit_the_model_are_a_matter_of_export(
+    inputs: tuple[Any, ...], shapes: Any
+) -> None:
     with pytest.raises(qnn.LoweringError, match=r"torch\.export cannot export"):
-        lower(Net(), X, X)
+        lower(Net(), *inputs, dynamic_shapes=shapes)
 
 
 # -- dynamic dimensions ------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def _own_sizes(method: str, given: Mapping[str, tuple[Any, Any]]) -> dict[Sizes,
 
     def look(tensor: Any, dims: _Dims) -> None:
         for dim, sizes in dims.of.items():
-            if not isinstance(sizes, Sizes):
+            if not isinstance(sizes, Sizes) or not isinstance(tensor, torch.Tensor):
                 continue
             n = tensor.shape[dim] if dim in range(tensor.dim()) else None
             if n not in sizes.sizes or own.setdefault(sizes, n) != n:
@@ -122,20 +122,23 @@ def _named(
     if isinstance(shapes, Mapping):
         return {name: (value, shapes.get(name)) for name, value in arguments.items()}
     specs = itertools.chain(shapes, itertools.repeat(None))
-    return {name: (value, spec) for (name, value), spec in zip(arguments.items(), specs)}  # noqa: B905
+    return {name: (value, next(specs)) for name, value in arguments.items()}
 
 
 def _over(value: Any, spec: Any, fn: Callable[[Any, _Dims], Any]) -> Any:
-    """`value` with `fn` of each leaf and of what `spec` says of it in its place."""
+    """`value` with `fn` of each leaf and of what `spec` says of it in its place.
+
+    Where `spec` is not built like `value`, it says nothing here; torch.export says what is wrong.
+    """
     if isinstance(value, dict):
-        return {k: _over(v, None if spec is None else spec.get(k), fn) for k, v in value.items()}
+        of = spec if isinstance(spec, Mapping) else {}
+        return {k: _over(v, of.get(k), fn) for k, v in value.items()}
+    listed = spec if isinstance(spec, (list, tuple)) else ()
     if type(value) in (list, tuple):
-        specs = [None] * len(value) if spec is None else spec
-        return type(value)(_over(v, s, fn) for v, s in zip(value, specs, strict=True))
-    if not isinstance(value, torch.Tensor):
-        return fn(value, _Dims({}))
-    spec = spec if isinstance(spec, Mapping) else dict(enumerate(spec or ()))
-    return fn(value, _Dims(dict(spec)))
+        specs = itertools.chain(listed, itertools.repeat(None))
+        return type(value)(_over(v, next(specs), fn) for v in value)
+    dims = spec if isinstance(spec, Mapping) else dict(enumerate(listed))
+    return fn(value, _Dims(dict(dims)))
 
 
 def _resized(
@@ -148,7 +151,7 @@ def _resized(
 
     def resize(tensor: Any, dims: _Dims) -> Any:
         for dim, sizes in dims.of.items():
-            if isinstance(sizes, Sizes):
+            if isinstance(sizes, Sizes) and isinstance(tensor, torch.Tensor):
                 index = torch.arange(chosen[sizes]) % tensor.shape[dim]
                 tensor = tensor.index_select(dim, index)
         return tensor
