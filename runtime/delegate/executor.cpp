@@ -39,7 +39,7 @@ class TensorTable {
   }
 
   Result<abi::Tensor*> take(const std::string& name, abi::DataType dtype,
-                            const std::vector<uint32_t>& dims, const StateEncoding& encoding) {
+                            const std::vector<uint32_t>& dims, const TensorEncoding& encoding) {
     ETQNN_ASSIGN(const size_t i, find(name));
     const TensorSpec& spec = specs_[i];
     if (taken_[i]) return mismatch(side_ + " " + name + " is used twice");
@@ -56,7 +56,7 @@ class TensorTable {
   // The memory of a tensor that several states share parts of; made when it is first asked for.
   // They need `elements` of it.
   Result<void*> shared(const std::string& name, abi::DataType dtype, size_t elements,
-                       const StateEncoding& encoding, std::vector<Region>& memory) {
+                       const TensorEncoding& encoding, std::vector<Region>& memory) {
     ETQNN_ASSIGN(const size_t i, find(name));
     const TensorSpec& spec = specs_[i];
     void*& data = tensors_[i].v1.buffer.data;
@@ -88,7 +88,7 @@ class TensorTable {
     return mismatch("graph has no " + side_ + " " + name);
   }
 
-  Status check_encoding(const TensorSpec& spec, const StateEncoding& want) const {
+  Status check_encoding(const TensorSpec& spec, const TensorEncoding& want) const {
     const Encoding& e = spec.encoding;
     const bool same = e.scales.size() == 1 && e.scales[0] == want.scale && e.offsets.size() == 1 &&
                       e.offsets[0] == want.offset;
@@ -159,10 +159,9 @@ Status Executor::build(const Payload& payload, const std::vector<StateSlot*>& sl
     for (const PayloadTensor& tensor : *side) {
       Argument argument;
       argument.type = tensor.host_type;
-      argument.conversion = tensor.conversion;
+      argument.converter = tensor.converter;
       argument.rank = static_cast<uint32_t>(tensor.dims.size());
       argument.elements = tensor.elements();
-      argument.npu_element_bytes = element_bytes(tensor.npu_type);
       argument.dims = shapes_.data() + shapes_.size();
       for (uint32_t dim : tensor.dims) shapes_.push_back(static_cast<int32_t>(dim));
       argument.strides = shapes_.data() + shapes_.size();
@@ -174,9 +173,9 @@ Status Executor::build(const Payload& payload, const std::vector<StateSlot*>& sl
       if (!tensor.tensor.empty()) {
         ETQNN_ASSIGN(argument.tensor,
                      table.take(tensor.tensor, tensor.npu_type, tensor.npu_dims, tensor.encoding));
-        if (tensor.conversion != Conversion::kNone) {
+        if (tensor.converter.kind != Conversion::kNone) {
           scratch_offsets.emplace_back(arguments_.size(), scratch_bytes);
-          scratch_bytes += aligned(argument.elements * argument.npu_element_bytes);
+          scratch_bytes += aligned(argument.elements * element_bytes(tensor.npu_type));
         }
       }
       arguments_.push_back(argument);
@@ -292,7 +291,7 @@ Status Executor::update_states() {
     if (state.binding == StateBinding::kAccumulate) {
       add_half(state.output_copy, state.factor, slot, elements);
     } else {
-      to_host(Conversion::kFloat32Half, state.output_copy, slot, elements, sizeof(uint16_t));
+      from_half(static_cast<const uint16_t*>(state.output_copy), slot, elements);
     }
   }
   return {};
@@ -351,16 +350,16 @@ Status Executor::execute(Span<EValue*> args) {
     void* data = args[i]->toTensor().mutable_data_ptr();
     if (argument.scratch == nullptr) {
       argument.tensor->v1.buffer.data = data;
-    } else if (i < n_inputs_ && !to_npu(argument.conversion, data, argument.scratch,
-                                        argument.elements, argument.npu_element_bytes)) {
+    } else if (i < n_inputs_ &&
+               !argument.converter.to_npu(data, argument.scratch, argument.elements)) {
       return {ErrorKind::kInvalid, "graph " + graph_->name() + ": input " + std::to_string(i) +
                                        " holds an int64 that does not fit into 32 bits"};
     }
   }
   for (const State& state : states_) {
     if (state.input_copy == nullptr) continue;
-    to_npu(Conversion::kFloat32Half, state.slot->front(), state.input_copy,
-           state.slot->descriptor().elements(), sizeof(uint16_t));
+    to_half(static_cast<const float*>(state.slot->front()),
+            static_cast<uint16_t*>(state.input_copy), state.slot->descriptor().elements());
   }
   {
     std::lock_guard<std::mutex> lock(graph_->context()->execution_mutex());
@@ -370,8 +369,8 @@ Status Executor::execute(Span<EValue*> args) {
   for (size_t i = n_inputs_; i < args.size(); ++i) {
     const Argument& argument = arguments_[i];
     if (argument.scratch == nullptr) continue;
-    to_host(argument.conversion, argument.scratch, args[i]->toTensor().mutable_data_ptr(),
-            argument.elements, argument.npu_element_bytes);
+    argument.converter.to_host(argument.scratch, args[i]->toTensor().mutable_data_ptr(),
+                               argument.elements);
   }
   return {};
 }

@@ -39,12 +39,11 @@ class Executor {
  private:
   struct Argument {
     ScalarType type{};
-    Conversion conversion{};
+    Converter converter;
     uint32_t rank = 0;
     const int32_t* dims = nullptr;     // in shapes_
     const int32_t* strides = nullptr;  // of dense memory, in shapes_
     size_t elements = 0;
-    size_t npu_element_bytes = 0;
     abi::Tensor* tensor = nullptr;  // null: the graph does not use this argument
     void* scratch = nullptr;        // what the tensor is bound to if values are converted
   };

@@ -70,7 +70,7 @@ class Parser {
     return dims;
   }
 
-  Status read(StateEncoding& encoding) {
+  Status read(TensorEncoding& encoding) {
     const auto kind = in_.number<uint32_t>();
     if (kind == kScaleOffset) {
       encoding.quantized = true;
@@ -80,6 +80,16 @@ class Parser {
       return newer("encoding " + std::to_string(kind));
     }
     return {};
+  }
+
+  static Result<Converter> converter_of(const std::string& name, ScalarType host, abi::DataType npu,
+                                        const TensorEncoding& encoding) {
+    if (!encoding.valid() || (is_quantized(host, npu) && !encoding.quantized)) {
+      return damaged("encoding of " + name);
+    }
+    const auto found = converter(host, npu, encoding);
+    if (!found) return newer("element types of " + name);
+    return *found;
   }
 
   Status read(PayloadTensor& tensor) {
@@ -94,12 +104,12 @@ class Parser {
     if (flags != 0) return newer("tensor flags " + std::to_string(flags));
     const auto elements = element_count(tensor.dims);
     if (tensor.dims.size() > kMaxRank || !elements) return damaged("shape of " + tensor.tensor);
-    const auto how = conversion(tensor.host_type, tensor.npu_type);
     if (tensor.tensor.empty() && element_bytes(tensor.host_type) > 0) return {};
-    if (!how) return newer("element types of tensor " + tensor.tensor);
-    tensor.conversion = *how;
+    const std::string name = "tensor " + tensor.tensor;
+    ETQNN_ASSIGN(tensor.converter,
+                 converter_of(name, tensor.host_type, tensor.npu_type, tensor.encoding));
     if (element_count(tensor.npu_dims) != elements) {
-      return damaged("tensor " + tensor.tensor + " changes size on its way");
+      return damaged(name + " changes size on its way");
     }
     return {};
   }
@@ -131,7 +141,7 @@ class Parser {
       return damaged("buffer " + d.name);
     }
     if (initial == kNamedData && state.initial_key.empty()) return damaged("buffer " + d.name);
-    if (!d.valid()) return newer("element types of buffer " + d.name);
+    ETQNN_TRY(converter_of("buffer " + d.name, d.host_type, d.stored_type, d.encoding).status());
     if (!fits(state)) {
       return damaged("buffer " + d.name + " is bound as " + to_string(state.binding) +
                      ", which its tensors do not fit");

@@ -23,8 +23,8 @@ struct PayloadTensor {
   abi::DataType npu_type{};
   std::vector<uint32_t> dims;      // of the argument
   std::vector<uint32_t> npu_dims;  // of the graph's tensor
-  StateEncoding encoding;
-  Conversion conversion{};
+  TensorEncoding encoding;
+  Converter converter;  // if the graph uses it
 
   size_t elements() const;
 };

@@ -24,6 +24,7 @@ enum class ScalarType : int8_t {
   kFloat32 = 6,
   kFloat64 = 7,
   kBool = 11,
+  kUint16 = 27,
 };
 
 // Null for a number that is none of the above.
@@ -42,23 +43,49 @@ ETQNN_API std::string describe(ScalarType type, const std::vector<uint32_t>& dim
 // shape would not fit QNN's 32-bit sizes.
 ETQNN_API std::optional<size_t> element_count(const std::vector<uint32_t>& dims);
 
-// How host values become NPU values and back.
+// How integers stand for real numbers, if they do: real = (q + offset) * scale.
+struct TensorEncoding {
+  bool quantized = false;
+  float scale = 0;
+  int32_t offset = 0;
+
+  bool operator==(const TensorEncoding& other) const {
+    return quantized == other.quantized &&
+           (!quantized || (scale == other.scale && offset == other.offset));
+  }
+  // Whether it is none, or one that can be computed with: the scale is a normal number > 0, the
+  // offset at most kMaxOffset of core/quantize.h either way.
+  ETQNN_API bool valid() const;
+};
+
 enum class Conversion : uint8_t {
   kNone,         // same bytes
   kFloat32Half,  // see core/half.h
   kFloat64Half,
   kFloat64Float32,
   kInt64Int32,
+  kQuantized,  // see core/quantize.h
 };
 
-// Nothing if the two types do not go together.
-ETQNN_API std::optional<Conversion> conversion(ScalarType host, abi::DataType npu);
+// How host values become NPU values and back. The two buffers do not overlap; nothing allocates.
+struct ETQNN_API Converter {
+  Conversion kind = Conversion::kNone;
+  ScalarType host{};
+  abi::DataType npu{};
+  TensorEncoding encoding;  // if the kind is kQuantized
 
-// Converts `count` elements. False if an int64 does not fit into 32 bits; what was written is then
-// undefined. The two buffers do not overlap.
-ETQNN_API bool to_npu(Conversion conversion, const void* host, void* npu, size_t count,
-                      size_t npu_element_bytes) noexcept;
-ETQNN_API void to_host(Conversion conversion, const void* npu, void* host, size_t count,
-                       size_t npu_element_bytes) noexcept;
+  // Converts `count` elements. False if an int64 does not fit into 32 bits; what was written is
+  // then undefined. With kQuantized, float64 is rounded to float32 first.
+  bool to_npu(const void* from, void* to, size_t count) const noexcept;
+  // With kQuantized, the float32 that results is rounded to a host's float16; a value beyond
+  // +-65504 becomes that.
+  void to_host(const void* from, void* to, size_t count) const noexcept;
+};
+
+// Whether the host's real numbers are integers on the NPU, which takes an encoding.
+ETQNN_API bool is_quantized(ScalarType host, abi::DataType npu);
+// Nothing if the two types do not go together, or only with a valid encoding.
+ETQNN_API std::optional<Converter> converter(ScalarType host, abi::DataType npu,
+                                             const TensorEncoding& encoding = {});
 
 }  // namespace executorch_qnn

@@ -125,7 +125,7 @@ nb::list run(Session& session, const std::string& method, const nb::sequence& in
 
 uintptr_t address(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
-nb::object to_python(const StateEncoding& encoding) {
+nb::object to_python(const TensorEncoding& encoding) {
   if (!encoding.quantized) return nb::none();
   return nb::make_tuple(encoding.scale, encoding.offset);
 }

@@ -131,6 +131,8 @@ abi::DataType stored_as_is(ScalarType type) {
       return static_cast<abi::DataType>(0x264);
     case ScalarType::kBool:
       return abi::DataType::kBool8;
+    case ScalarType::kUint16:
+      return abi::DataType::kUint16;
   }
   return abi::DataType{};
 }

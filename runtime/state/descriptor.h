@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,18 +14,6 @@
 
 namespace executorch_qnn {
 
-// How stored integers stand for real numbers: real = (q + offset) * scale.
-struct StateEncoding {
-  bool quantized = false;
-  float scale = 0;
-  int32_t offset = 0;
-
-  bool operator==(const StateEncoding& other) const {
-    return quantized == other.quantized &&
-           (!quantized || (scale == other.scale && offset == other.offset));
-  }
-};
-
 // The identity of a mutable buffer: its fully qualified name, and what must agree for two users of
 // that name to mean the same memory.
 struct ETQNN_API StateDescriptor {
@@ -32,14 +21,14 @@ struct ETQNN_API StateDescriptor {
   ScalarType host_type = ScalarType::kFloat32;          // how the model declares it
   abi::DataType stored_type = abi::DataType::kFloat16;  // how it lies in memory
   std::vector<uint32_t> dims;
-  StateEncoding encoding;
+  TensorEncoding encoding;
 
   size_t elements() const;
   size_t stored_bytes() const { return elements() * element_bytes(stored_type); }
   size_t host_bytes() const { return elements() * element_bytes(host_type); }
   bool operator==(const StateDescriptor& other) const;
-  // Whether values of the host's type can be stored so.
-  bool valid() const;
+  // Between values of the host's type and stored ones; nothing if they cannot be stored so.
+  std::optional<Converter> converter() const;
   // kState unless `size` is host_bytes().
   Status check_host_bytes(size_t size) const;
   // "cache: float32[1, 4] stored as FLOAT16"

@@ -107,7 +107,8 @@ enum etqnn_scalar_type {
   ETQNN_FLOAT16 = 5,
   ETQNN_FLOAT32 = 6,
   ETQNN_FLOAT64 = 7,
-  ETQNN_BOOL8 = 11 /* one byte, 0 or 1 */
+  ETQNN_BOOL8 = 11, /* one byte, 0 or 1 */
+  ETQNN_UINT16 = 27
 };
 
 /* An argument or a result. */

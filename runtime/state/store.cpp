@@ -4,66 +4,39 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 namespace executorch_qnn {
 namespace {
 
-// Calls `visit` with a zero of the integer type that `type` stores. False if it is none.
-template <class Visit>
-bool with_integer(abi::DataType type, const Visit& visit) {
+bool has_nan(ScalarType type, const void* values, size_t count) {
+  const auto any = [count](const auto* from, const auto& is_nan) {
+    return std::any_of(from, from + count, is_nan);
+  };
   switch (type) {
-    case abi::DataType::kUFixed8:
-      visit(uint8_t{});
-      return true;
-    case abi::DataType::kSFixed8:
-      visit(int8_t{});
-      return true;
-    case abi::DataType::kUFixed16:
-      visit(uint16_t{});
-      return true;
-    case abi::DataType::kSFixed16:
-      visit(int16_t{});
-      return true;
+    case ScalarType::kFloat16:
+      return any(static_cast<const uint16_t*>(values),
+                 [](uint16_t v) { return (v & 0x7FFF) > 0x7C00; });
+    case ScalarType::kFloat32:
+      return any(static_cast<const float*>(values), [](float v) { return std::isnan(v); });
+    case ScalarType::kFloat64:
+      return any(static_cast<const double*>(values), [](double v) { return std::isnan(v); });
     default:
       return false;
   }
 }
 
-// Whether the host sees floats and the slot holds integers.
-bool is_quantized(const StateDescriptor& d) {
-  return d.encoding.quantized && d.host_type == ScalarType::kFloat32 &&
-         with_integer(d.stored_type, [](auto) {});
-}
-
-void dequantize(const StateDescriptor& d, const void* stored, float* host) {
-  with_integer(d.stored_type, [&](auto zero) {
-    const auto* from = static_cast<const decltype(zero)*>(stored);
-    for (size_t i = 0; i < d.elements(); ++i) {
-      host[i] = static_cast<float>(from[i] + d.encoding.offset) * d.encoding.scale;
-    }
-  });
-}
-
-// To the nearest, ties to even, what is out of range to the end of it: as PyTorch does. A value
-// that came from dequantize() gets its bits back.
-Status quantize(const StateDescriptor& d, const float* host, void* stored) {
-  for (size_t i = 0; i < d.elements(); ++i) {  // before a byte changes
-    if (std::isnan(host[i])) {
-      return {ErrorKind::kState, "buffer " + d.describe() + " cannot hold NaN"};
+// Which of `count` values have no place in what the converter makes of them; empty if all have.
+std::string misfit(const Converter& converter, const void* host, size_t count) {
+  if (converter.kind == Conversion::kQuantized && has_nan(converter.host, host, count)) {
+    return "NaN";
+  }
+  if (converter.kind == Conversion::kInt64Int32) {
+    const auto* values = static_cast<const int64_t*>(host);
+    for (size_t i = 0; i < count; ++i) {
+      if (values[i] < INT32_MIN || values[i] > INT32_MAX) return std::to_string(values[i]);
     }
   }
-  with_integer(d.stored_type, [&](auto zero) {
-    using Integer = decltype(zero);
-    auto* to = static_cast<Integer*>(stored);
-    const auto offset = static_cast<float>(d.encoding.offset);
-    for (size_t i = 0; i < d.elements(); ++i) {
-      const float q = std::nearbyint(host[i] / d.encoding.scale) - offset;
-      to[i] = static_cast<Integer>(std::clamp<float>(q, std::numeric_limits<Integer>::min(),
-                                                     std::numeric_limits<Integer>::max()));
-    }
-  });
   return {};
 }
 
@@ -115,9 +88,8 @@ const char* to_string(StateBinding binding) {
   return "unknown";
 }
 
-bool StateDescriptor::valid() const {
-  if (is_quantized(*this)) return std::isnormal(encoding.scale) && encoding.scale > 0;
-  return conversion(host_type, stored_type).has_value();
+std::optional<Converter> StateDescriptor::converter() const {
+  return executorch_qnn::converter(host_type, stored_type, encoding);
 }
 
 Status StateDescriptor::check_host_bytes(size_t size) const {
@@ -149,7 +121,7 @@ std::string StateDescriptor::describe() const {
 
 Result<StateSlot*> StateStore::bind(const StateDescriptor& descriptor, StateBinding binding,
                                     const InitialValue& initial) {
-  if (!descriptor.valid()) {
+  if (!descriptor.converter()) {
     return Status(ErrorKind::kState,
                   "buffer " + descriptor.describe() + ": types do not go together");
   }
@@ -231,12 +203,7 @@ Result<std::shared_ptr<StateStore>> StateStore::fork() {
 Status StateStore::read(const StateSlot& slot, void* host, size_t size) {
   const StateDescriptor& d = slot.descriptor_;
   ETQNN_TRY(d.check_host_bytes(size));
-  if (is_quantized(d)) {
-    dequantize(d, slot.front_.address(), static_cast<float*>(host));
-  } else {
-    to_host(*conversion(d.host_type, d.stored_type), slot.front_.address(), host, d.elements(),
-            element_bytes(d.stored_type));
-  }
+  d.converter()->to_host(slot.front_.address(), host, d.elements());
   bytes_copied_ += d.stored_bytes();
   return {};
 }
@@ -244,23 +211,12 @@ Status StateStore::read(const StateSlot& slot, void* host, size_t size) {
 Status StateStore::write(StateSlot& slot, const void* host, size_t size) {
   const StateDescriptor& d = slot.descriptor_;
   ETQNN_TRY(d.check_host_bytes(size));
-  if (is_quantized(d)) {
-    ETQNN_TRY(quantize(d, static_cast<const float*>(host), slot.front_.address()));
-    bytes_copied_ += d.stored_bytes();
-    return {};
+  const Converter converter = *d.converter();
+  // Checked before a byte changes.
+  if (const std::string wrong = misfit(converter, host, d.elements()); !wrong.empty()) {
+    return {ErrorKind::kState, "buffer " + d.describe() + " cannot hold " + wrong};
   }
-  const Conversion how = *conversion(d.host_type, d.stored_type);
-  if (how == Conversion::kInt64Int32) {
-    // Checked before a byte changes.
-    const auto* values = static_cast<const int64_t*>(host);
-    for (size_t i = 0; i < d.elements(); ++i) {
-      if (values[i] < INT32_MIN || values[i] > INT32_MAX) {
-        return Status(ErrorKind::kState,
-                      "buffer " + d.describe() + " cannot hold " + std::to_string(values[i]));
-      }
-    }
-  }
-  to_npu(how, host, slot.front_.address(), d.elements(), element_bytes(d.stored_type));
+  converter.to_npu(host, slot.front_.address(), d.elements());
   bytes_copied_ += d.stored_bytes();
   return {};
 }

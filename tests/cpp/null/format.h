@@ -4,7 +4,8 @@
 // Little endian, packed, str = u32 length and bytes:
 //   char[8] "NULLQNN1"; u32 SoC; u32 number of graphs, and for each:
 //   str name; u32 behaviour; u32 number of inputs; tensors; u32 number of outputs; tensors
-//   tensor = str name; u32 id; u32 type; u32 rank; u32 dims[]
+//   tensor = str name; u32 id; u32 type; u32 rank; u32 dims[]; u32 quantized and if it is 1,
+//            float scale; i32 offset
 #pragma once
 
 #include <cstring>
@@ -61,11 +62,17 @@ inline std::vector<NullTensor> read_tensors(executorch_qnn::ByteReader& in, abi:
     const uint32_t width = static_cast<uint32_t>(v1.dtype) & 0xFF;
     t.bytes = width == 0x64 ? 8 : width == 0x32 ? 4 : width == 0x16 ? 2 : 1;
     for (uint32_t& dim : t.dims) t.bytes *= dim = in.number<uint32_t>();
+    v1.quantize.definition = abi::kEncodingUndefined;
+    v1.quantize.encoding = abi::EncodingKind::kUndefined;
+    if (in.number<uint32_t>() == 1) {
+      v1.quantize.definition = abi::kEncodingDefined;
+      v1.quantize.encoding = abi::EncodingKind::kScaleOffset;
+      v1.quantize.scale_offset.scale = in.number<float>();
+      v1.quantize.scale_offset.offset = in.number<int32_t>();
+    }
     t.tensor.version = 1;
     v1.name = t.name.c_str();
     v1.kind = kind;
-    v1.quantize.definition = abi::kEncodingUndefined;
-    v1.quantize.encoding = abi::EncodingKind::kUndefined;
     v1.rank = static_cast<uint32_t>(t.dims.size());
     v1.dims = t.dims.data();
   }

@@ -54,7 +54,7 @@ class Writer {
 
 // ------------------------------------------------------------------------------------- payloads
 
-inline void put(Writer& w, const StateEncoding& encoding) {
+inline void put(Writer& w, const TensorEncoding& encoding) {
   w.u32(encoding.quantized ? 1 : 0);
   if (encoding.quantized) w.number(encoding.scale).number(encoding.offset);
 }
@@ -107,8 +107,9 @@ inline Bytes body(const Payload& p) {
 inline Bytes pack(const Payload& payload) { return seal(body(payload)); }
 
 inline PayloadTensor tensor(std::string name, ScalarType host, abi::DataType npu,
-                            std::vector<uint32_t> dims) {
+                            std::vector<uint32_t> dims, TensorEncoding encoding = {}) {
   PayloadTensor t;
+  t.encoding = encoding;
   t.tensor = std::move(name);
   t.host_type = host;
   t.npu_type = npu;
@@ -167,11 +168,15 @@ struct TensorRow {
   std::string name;
   uint32_t type;
   std::vector<uint32_t> dims;
+  TensorEncoding encoding;
 };
 
 inline void put(Writer& w, const std::vector<TensorRow>& rows, uint32_t first_id) {
   w.u32(rows.size());
-  for (const TensorRow& row : rows) w.text(row.name).u32(first_id++).u32(row.type).dims(row.dims);
+  for (const TensorRow& row : rows) {
+    w.text(row.name).u32(first_id++).u32(row.type).dims(row.dims);
+    put(w, row.encoding);
+  }
 }
 
 // Several buffers may have parts of one tensor: it is as long as the longest of them needs.
@@ -191,22 +196,23 @@ inline void put_graph(Writer& w, const Payload& p, null_qnn::Behaviour behaviour
     const auto type = static_cast<uint32_t>(s.npu_type);
     const auto& dims = s.descriptor.dims;
     const std::vector<uint32_t> npu_dims = dims.empty() ? std::vector<uint32_t>{1} : dims;
-    if (!s.input.empty()) inputs.push_back({s.input, type, npu_dims});
+    const TensorEncoding& encoding = s.descriptor.encoding;
+    if (!s.input.empty()) inputs.push_back({s.input, type, npu_dims, encoding});
     if (s.binding == StateBinding::kDelta) {
       const PayloadRows& r = s.rows;
       const auto elements = static_cast<uint32_t>(r.offset) + r.outer * r.count * r.row;
-      share(outputs, {s.output, type, {elements}});
-      share(outputs, {r.positions, static_cast<uint32_t>(abi::DataType::kInt32), {r.count}});
+      share(outputs, {s.output, type, {elements}, encoding});
+      share(outputs, {r.positions, static_cast<uint32_t>(abi::DataType::kInt32), {r.count}, {}});
     } else if (!s.output.empty()) {
-      outputs.push_back({s.output, type, npu_dims});
+      outputs.push_back({s.output, type, npu_dims, encoding});
     }
   }
   for (const PayloadTensor& t : p.inputs) {
     if (t.tensor.empty()) continue;
-    inputs.push_back({t.tensor, static_cast<uint32_t>(t.npu_type), t.npu_dims});
+    inputs.push_back({t.tensor, static_cast<uint32_t>(t.npu_type), t.npu_dims, t.encoding});
   }
   for (const PayloadTensor& t : p.outputs) {
-    outputs.push_back({t.tensor, static_cast<uint32_t>(t.npu_type), t.npu_dims});
+    outputs.push_back({t.tensor, static_cast<uint32_t>(t.npu_type), t.npu_dims, t.encoding});
   }
   w.text(p.graph).u32(behaviour);
   put(w, inputs, 100);

@@ -97,6 +97,49 @@ TEST(floats_cross_as_fp16_whatever_their_value) {
   }
 }
 
+TEST(floats_cross_as_integers_in_the_tensor_s_encoding) {
+  const TensorEncoding in{true, 0.5F, -100}, out{true, 0.25F, 3};
+  for (const ScalarType host : {ScalarType::kFloat16, ScalarType::kFloat32, ScalarType::kFloat64}) {
+    Program program({payload("f", {},
+                             {tensor("x", host, abi::DataType::kUFixed16, {3}, in),
+                              tensor("w", host, abi::DataType::kUFixed16, {3}, in)},
+                             {tensor("raw", ScalarType::kUint16, abi::DataType::kUFixed16, {3}, in),
+                              tensor("y", host, abi::DataType::kSFixed16, {3}, out)})});
+    Load load;
+    Delegate delegate(program, 0, load);
+    CHECK_OK(delegate.failure);
+    Arg x(host, {3}), w(host, {3}), raw(ScalarType::kUint16, {3}), y(host, {3});
+    std::vector<et::EValue*> args{&x.value, &w.value, &raw.value, &y.value};
+    const Converter half = *converter(ScalarType::kFloat32, abi::DataType::kFloat16);
+    const auto put = [&](Arg& arg, std::vector<float> values) {
+      if (host == ScalarType::kFloat16) half.to_npu(values.data(), arg.as<uint16_t>(), 3);
+      if (host == ScalarType::kFloat32) std::copy(values.begin(), values.end(), arg.as<float>());
+      if (host == ScalarType::kFloat64) std::copy(values.begin(), values.end(), arg.as<double>());
+    };
+    const auto get = [&](Arg& arg) {
+      std::vector<float> values(3);
+      if (host == ScalarType::kFloat16) half.to_host(arg.as<uint16_t>(), values.data(), 3);
+      if (host == ScalarType::kFloat32) std::copy_n(arg.as<float>(), 3, values.begin());
+      if (host == ScalarType::kFloat64) std::copy_n(arg.as<double>(), 3, values.begin());
+      return values;
+    };
+    put(x, {1.25F, -INFINITY, NAN});
+    put(w, {-30, 40, 0});
+    const auto execute = [&] {
+      if (!allocations::counted()) return delegate.execute(args);
+      allocations::Counter counter;
+      const et::Error error = delegate.execute(args);
+      CHECK_EQ(counter.count(), 0u);
+      return error;
+    };
+    CHECK(execute() == et::Error::Ok);
+    // The null graph adds one to the first byte of each.
+    const auto* q = raw.as<uint16_t>();
+    CHECK(q[0] == 102 + 1 && q[1] == 0 && q[2] == 0);
+    CHECK(get(y) == (std::vector<float>{(40 + 1 + 3) * 0.25F, (180 + 3) * 0.25F, 103 * 0.25F}));
+  }
+}
+
 TEST(an_in_place_slot_has_one_address_and_it_is_what_qnn_gets) {
   Program program(counter_payloads());
   Loaded loaded(program);
@@ -196,6 +239,46 @@ TEST(a_position_outside_of_the_buffer_is_refused_and_no_row_is_placed) {
     CHECK(take_failure().message().find("position " + std::to_string(wrong)) != std::string::npos);
     CHECK(values(*loaded.store, "k") == std::vector<int32_t>(10));
     CHECK(values(*loaded.store, "v") == std::vector<int32_t>(10));
+  }
+}
+
+TEST(rows_of_quantized_buffers_are_placed_byte_by_byte) {
+  const struct {
+    abi::DataType type;
+    TensorEncoding encoding;
+  } cases[] = {{abi::DataType::kUFixed8, {true, 0.5F, -128}},
+               {abi::DataType::kSFixed8, {true, 0.5F, 0}},
+               {abi::DataType::kUFixed16, {true, 0.5F, -32768}},
+               {abi::DataType::kSFixed16, {true, 0.5F, 7}}};
+  for (const auto& c : cases) {
+    // Both buffers' rows are in one tensor, behind an element that is nobody's.
+    PayloadState k = delta("k", {3, 2}, "rows", {"at", 1, 1, 3, 2, 1});
+    PayloadState v = delta("v", {2, 3, 1}, "rows", {"at", 3, 2, 3, 1, 1});
+    for (PayloadState* s : {&k, &v}) {
+      s->descriptor.host_type = ScalarType::kFloat32;
+      s->descriptor.stored_type = s->npu_type = c.type;
+      s->descriptor.encoding = c.encoding;
+    }
+    Program program({payload("f", {k, v},
+                             {tensor("x", ScalarType::kFloat32, c.type, {5}, c.encoding),
+                              tensor("p", ScalarType::kInt32, abi::DataType::kInt32, {1})},
+                             {})});
+    Loaded loaded(program);
+    CHECK_OK(loaded.delegate.failure);
+    Arg x(ScalarType::kFloat32, {5}), p(ScalarType::kInt32, {1});
+    std::vector<et::EValue*> args{&x.value, &p.value};
+    const float rows[] = {0, 1.5F, -2.5F, 20, -30};
+    std::copy(std::begin(rows), std::end(rows), x.as<float>());
+    p.as<int32_t>()[0] = 1;  // the null graph makes it 2
+    CHECK(loaded.delegate.execute(args) == et::Error::Ok);
+    const float start = static_cast<float>(c.encoding.offset) * 0.5F;  // zeros, as stored
+    float got[6];
+    CHECK_OK(loaded.store->read(*loaded.store->find("k"), got, sizeof got));
+    const float expected_k[] = {start, start, start, start, 1.5F, -2.5F};
+    CHECK(std::equal(std::begin(got), std::end(got), expected_k));
+    CHECK_OK(loaded.store->read(*loaded.store->find("v"), got, sizeof got));
+    const float expected_v[] = {start, start, 20, start, start, -30};
+    CHECK(std::equal(std::begin(got), std::end(got), expected_v));
   }
 }
 
@@ -551,6 +634,11 @@ TEST(a_payload_that_does_not_fit_its_graph_is_refused) {
          p.outputs[1].npu_type = abi::DataType::kFloat16;
        }},
       {"is bound to nothing", [](Payload& p) { p.states.pop_back(); }},
+      {"input x is INT32[1, 4], expected UFIXED16[1, 4]",
+       [](Payload& p) {
+         p.inputs[0].host_type = ScalarType::kFloat32,
+         p.inputs[0].npu_type = abi::DataType::kUFixed16, p.inputs[0].encoding = {true, 1.0F, 0};
+       }},
       {"input t is bound to nothing", [](Payload& p) { p.inputs[1].tensor.clear(); }},
       {"input n_in is INT32[4], expected INT32[2, 2]",
        [](Payload& p) { p.states[0].descriptor.dims = {2, 2}; }},
@@ -560,6 +648,19 @@ TEST(a_payload_that_does_not_fit_its_graph_is_refused) {
     Payload p = program.payloads[0];
     c.change(p);
     CHECK_CONTAINS(load_failure(program, p, et::Error::InvalidProgram).message(), c.text);
+  }
+}
+
+TEST(an_encoding_that_is_not_the_graph_s_is_refused) {
+  Program program({payload(
+      "f", {}, {},
+      {tensor("y", ScalarType::kFloat32, abi::DataType::kUFixed8, {4}, {true, 0.5F, -3})})});
+  Payload p = program.payloads[0];
+  CHECK_OK(load_failure(program, p, et::Error::Ok));
+  for (const TensorEncoding& other : {TensorEncoding{true, 0.5F, 3}, {true, 0.25F, -3}}) {
+    p.outputs[0].encoding = other;
+    CHECK_CONTAINS(load_failure(program, p, et::Error::InvalidProgram).message(),
+                   "output y has another encoding");
   }
 }
 

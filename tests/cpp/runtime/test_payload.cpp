@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The payload reader: everything it should read, and nothing else, whatever the bytes.
+#include <cmath>
 #include <random>
 
 #include "runtime/support.h"
@@ -9,15 +10,18 @@ using namespace support;
 namespace {
 
 Payload full_payload() {
-  auto p = payload("decode_0",
-                   {state("k", StateBinding::kInPlace, {1, 8, 64}, ScalarType::kFloat32,
-                          abi::DataType::kFloat16),
-                    state("v", StateBinding::kDoubleBuffer), state("r", StateBinding::kReadOnly),
-                    state("w", StateBinding::kWriteOnly, {})},
-                   {tensor("tokens", ScalarType::kInt64, abi::DataType::kInt32, {1, 1}),
-                    tensor("mask", ScalarType::kBool, abi::DataType::kBool8, {1, 8}),
-                    tensor("", ScalarType::kFloat32, abi::DataType::kFloat16, {3})},
-                   {tensor("logits", ScalarType::kFloat32, abi::DataType::kFloat16, {1, 100})});
+  auto p = payload(
+      "decode_0",
+      {state("k", StateBinding::kInPlace, {1, 8, 64}, ScalarType::kFloat32,
+             abi::DataType::kFloat16),
+       state("v", StateBinding::kDoubleBuffer), state("r", StateBinding::kReadOnly),
+       state("w", StateBinding::kWriteOnly, {})},
+      {tensor("tokens", ScalarType::kInt64, abi::DataType::kInt32, {1, 1}),
+       tensor("mask", ScalarType::kBool, abi::DataType::kBool8, {1, 8}),
+       tensor("", ScalarType::kFloat32, abi::DataType::kFloat16, {3}),
+       tensor("x", ScalarType::kFloat64, abi::DataType::kUFixed16, {5}, {true, 0.125f, -32768})},
+      {tensor("logits", ScalarType::kFloat32, abi::DataType::kFloat16, {1, 100}),
+       tensor("raw", ScalarType::kUint16, abi::DataType::kUFixed16, {5})});
   p.states[1].initial_key = "v_initial";
   p.states[0].descriptor.encoding = {true, 0.25f, -3};
   p.context_size = 1234;
@@ -47,9 +51,13 @@ TEST(every_field_comes_back) {
   CHECK_EQ(read.soc_model, 57u);
   CHECK_EQ(read.htp_arch, 75u);
   CHECK_EQ(read.target, "SM8650");
-  CHECK_EQ(read.inputs.size(), 3u);
-  CHECK(read.inputs[0].conversion == Conversion::kInt64Int32);
-  CHECK(read.outputs[0].conversion == Conversion::kFloat32Half);
+  CHECK_EQ(read.inputs.size(), 4u);
+  CHECK(read.inputs[0].converter.kind == Conversion::kInt64Int32);
+  CHECK(read.outputs[0].converter.kind == Conversion::kFloat32Half);
+  CHECK(read.inputs[3].encoding == p.inputs[3].encoding);
+  CHECK(read.inputs[3].converter.kind == Conversion::kQuantized);
+  CHECK(read.inputs[3].converter.encoding == p.inputs[3].encoding);
+  CHECK(read.outputs[1].converter.kind == Conversion::kNone);
   CHECK_EQ(read.states.size(), 4u);
   for (size_t i = 0; i < 4; ++i) {
     CHECK(read.states[i].descriptor == p.states[i].descriptor);
@@ -105,6 +113,56 @@ TEST(contradictions_are_damage) {
   CHECK(kind_of(pack(p)) == ErrorKind::kInvalid);
   p = full_payload();
   p.outputs[0].tensor.clear();
+  CHECK(kind_of(pack(p)) == ErrorKind::kInvalid);
+}
+
+TEST(real_numbers_in_integers_need_an_encoding_that_can_be_computed_with) {
+  const TensorEncoding wrong[] = {{},
+                                  {true, 0.0f, 0},
+                                  {true, -0.5f, 0},
+                                  {true, NAN, 0},
+                                  {true, INFINITY, 0},
+                                  {true, 1e-40f, 0},
+                                  {true, 1.0f, INT32_MIN},
+                                  {true, 1.0f, INT32_MAX}};
+  for (const TensorEncoding& encoding : wrong) {
+    Payload input = full_payload(), output = full_payload(), slot = full_payload();
+    input.inputs[3].encoding = encoding;
+    output.outputs[0].npu_type = abi::DataType::kSFixed8;
+    output.outputs[0].encoding = encoding;
+    PayloadState& state = slot.states[0];
+    state.descriptor.stored_type = state.npu_type = abi::DataType::kUFixed8;
+    state.descriptor.encoding = encoding;
+    for (const Payload& p : {input, output, slot}) {
+      const Bytes bytes = pack(p);
+      const Status status = parse_payload(bytes.data(), bytes.size()).status();
+      CHECK(status.kind() == ErrorKind::kInvalid);
+      CHECK_CONTAINS(status.message(), "encoding of ");
+    }
+  }
+  // Nobody asks what the scale of something else is, but an encoding is an encoding.
+  Payload p = full_payload();
+  p.outputs[1].encoding = {true, 0.0f, 0};
+  CHECK(kind_of(pack(p)) == ErrorKind::kInvalid);
+  p.outputs[1].encoding = {true, 0.5f, -1};
+  CHECK(kind_of(pack(p)) == ErrorKind::kNone);
+}
+
+TEST(integers_of_32_bits_for_real_numbers_are_of_a_newer_version) {
+  Payload p = full_payload();
+  p.inputs[3].npu_type = abi::DataType::kSFixed32;
+  CHECK(kind_of(pack(p)) == ErrorKind::kIncompatible);
+}
+
+TEST(rows_of_a_quantized_buffer_are_rows) {
+  Payload p = full_payload();
+  p.states.push_back(delta("q", {8, 2}, "rows", {"at", 3, 1, 8, 2, 1}));
+  PayloadState& state = p.states.back();
+  state.descriptor.host_type = ScalarType::kFloat32;
+  state.descriptor.stored_type = state.npu_type = abi::DataType::kUFixed8;
+  state.descriptor.encoding = {true, 0.5f, -128};
+  CHECK(kind_of(pack(p)) == ErrorKind::kNone);
+  state.npu_type = abi::DataType::kUFixed16;  // they are placed as they come
   CHECK(kind_of(pack(p)) == ErrorKind::kInvalid);
 }
 

@@ -11,14 +11,11 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 #include <random>
 
 #include "check.h"
 #include "core/digest.h"
 #include "core/file.h"
-#include "core/half.h"
-#include "memory/convert.h"
 #include "state/state_file.h"
 #include "state/store.h"
 
@@ -72,75 +69,6 @@ void spill(const std::string& path, const std::vector<char>& bytes) {
 }
 
 }  // namespace
-
-// ------------------------------------------------------------------------------------- values
-
-TEST(half_conversion_rounds_clamps_and_keeps_specials) {
-  const float inf = std::numeric_limits<float>::infinity();
-  // Enough of them that the vector code runs as well as the tail.
-  const float from[] = {0.0f,    -0.0f,          1.0f,       65504.0f, 65519.9f, 65520.0f,
-                        1e9f,    -1e9f,          inf,        -inf,     NAN,      6e-8f,
-                        2.9e-8f, 2.98023224e-8f, 6.1035e-5f, 0.3333f,  2049.f,   2051.f};
-  const uint16_t expected[] = {0x0000, 0x8000, 0x3C00, 0x7BFF, 0x7BFF, 0x7BFF,
-                               0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0x0001,
-                               0x0000, 0x0000, 0x0400, 0x3555, 0x6800, 0x6802};
-  constexpr size_t kCount = sizeof expected / sizeof *expected;
-  uint16_t fast[kCount], portable[kCount], wide[kCount];
-  to_half(from, fast, kCount);
-  internal::to_half_portable(from, portable, kCount);
-  double doubles[kCount];
-  for (size_t i = 0; i < kCount; ++i) doubles[i] = from[i];
-  to_half(doubles, wide, kCount);
-  for (size_t i = 0; i < kCount; ++i) {
-    CHECK_EQ(fast[i], expected[i]);
-    CHECK_EQ(portable[i], expected[i]);
-    CHECK_EQ(wide[i], expected[i]);
-  }
-}
-
-TEST(doubles_are_rounded_once) {
-  // Just above the middle of 1 and 1 + 2^-10; rounding to float first would make a tie of it.
-  const double from = 1.0 + 0x1p-11 + 0x1p-40;
-  uint16_t half = 0;
-  to_half(&from, &half, 1);
-  CHECK_EQ(half, 0x3C01);
-}
-
-TEST(fast_and_portable_half_conversions_agree) {
-  std::mt19937 random(3);
-  std::vector<float> from(1 << 20);
-  for (float& value : from) {
-    const uint32_t bits = random();
-    std::memcpy(&value, &bits, 4);
-  }
-  std::vector<uint16_t> fast(from.size()), portable(from.size());
-  to_half(from.data(), fast.data(), from.size());
-  internal::to_half_portable(from.data(), portable.data(), from.size());
-  CHECK(fast == portable);
-  std::vector<uint16_t> all(65536);
-  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
-  std::vector<float> a(all.size()), b(all.size());
-  from_half(all.data(), a.data(), all.size());
-  internal::from_half_portable(all.data(), b.data(), all.size());
-  CHECK(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (std::isnan(a[i])) continue;
-    uint16_t back = 0;
-    to_half(&a[i], &back, 1);
-    CHECK_EQ(back, all[i]);
-  }
-}
-
-TEST(an_int64_beyond_32_bits_is_noticed) {
-  int32_t to[3];
-  const int64_t fine[] = {INT32_MIN, -1, INT32_MAX};
-  CHECK(to_npu(Conversion::kInt64Int32, fine, to, 3, 4));
-  CHECK_EQ(to[0], INT32_MIN);
-  for (int64_t bad : {int64_t{1} << 31, -(int64_t{1} << 31) - 1, INT64_MIN, int64_t{1} << 32}) {
-    const int64_t values[] = {0, bad, 0};
-    CHECK(!to_npu(Conversion::kInt64Int32, values, to, 3, 4));
-  }
-}
 
 // ------------------------------------------------------------------------------------- digests
 
@@ -266,6 +194,27 @@ TEST(a_quantized_slot_shows_reals_and_keeps_its_bits) {
   reals[0] = 1;
   CHECK(store.write(*slot, reals.data(), 256 * sizeof(float)).kind() == ErrorKind::kState);
   CHECK_EQ(stored[0], 101);
+}
+
+TEST(a_quantized_slot_of_any_float_shows_its_type_and_refuses_nan) {
+  for (const ScalarType host : {ScalarType::kFloat16, ScalarType::kFloat64}) {
+    StateStore store;
+    StateDescriptor d = descriptor("q", {2}, host, abi::DataType::kSFixed16);
+    d.encoding = {true, 0.5F, 10};
+    CHECK_VALUE(slot, store.bind(d, StateBinding::kInPlace, {}));
+    const bool half = host == ScalarType::kFloat16;
+    const double ones[] = {1, 1}, bad[] = {1, NAN};
+    const uint16_t half_ones[] = {0x3C00, 0x3C00}, half_bad[] = {0x3C00, 0x7E00};
+    const void* fine = half ? static_cast<const void*>(half_ones) : ones;
+    const void* wrong = half ? static_cast<const void*>(half_bad) : bad;
+    CHECK_OK(store.write(*slot, fine, d.host_bytes()));
+    const auto* stored = static_cast<const int16_t*>(slot->front());
+    CHECK(stored[0] == -8 && stored[1] == -8);
+    CHECK_CONTAINS(store.write(*slot, wrong, d.host_bytes()).message(), "cannot hold NaN");
+    uint8_t back[16];
+    CHECK_OK(store.read(*slot, back, d.host_bytes()));
+    CHECK(std::memcmp(back, fine, d.host_bytes()) == 0);
+  }
 }
 
 TEST(every_value_of_every_quantized_type_comes_back) {

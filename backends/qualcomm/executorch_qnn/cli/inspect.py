@@ -38,26 +38,27 @@ def register(commands: Commands) -> None:
     parser.set_defaults(run=_run)
 
 
-# ExecuTorch's element types: their names in a program, in the order of their numbers.
+# ExecuTorch's element types: their names in a program, their numbers, and torch's names.
 _SCALAR_TYPES = {
-    "BYTE": "uint8",
-    "CHAR": "int8",
-    "SHORT": "int16",
-    "INT": "int32",
-    "LONG": "int64",
-    "HALF": "float16",
-    "FLOAT": "float32",
-    "DOUBLE": "float64",
-    "COMPLEX32": "complex32",
-    "COMPLEX64": "complex64",
-    "COMPLEX128": "complex128",
-    "BOOL": "bool",
+    "BYTE": (0, "uint8"),
+    "CHAR": (1, "int8"),
+    "SHORT": (2, "int16"),
+    "INT": (3, "int32"),
+    "LONG": (4, "int64"),
+    "HALF": (5, "float16"),
+    "FLOAT": (6, "float32"),
+    "DOUBLE": (7, "float64"),
+    "COMPLEX32": (8, "complex32"),
+    "COMPLEX64": (9, "complex64"),
+    "COMPLEX128": (10, "complex128"),
+    "BOOL": (11, "bool"),
+    "UINT16": (27, "uint16"),
 }
 
 
 def _scalar_type(number: int) -> str:
-    names = list(_SCALAR_TYPES.values())
-    return names[number] if 0 <= number < len(names) else f"scalar type {number}"
+    names = dict(_SCALAR_TYPES.values())
+    return names.get(number, f"scalar type {number}")
 
 
 def _qnn_dtype(number: int) -> str:
@@ -126,7 +127,8 @@ def _value(value: dict[str, Any]) -> Any:
     facts = value.get("val") or {}
     if value["val_type"] == "Tensor":
         name = facts["scalar_type"]
-        return {"dtype": _SCALAR_TYPES.get(name, name.lower()), "shape": facts["sizes"]}
+        _, dtype = _SCALAR_TYPES.get(name, (None, name.lower()))
+        return {"dtype": dtype, "shape": facts["sizes"]}
     return next((facts[key] for key in facts if key.endswith("_val")), None)
 
 

@@ -48,6 +48,8 @@ class IOEntry:
         scalar_type: ExecuTorch's number of the host's element type.
         dtype: QNN's number of the graph's element type.
         shape: as ExecuTorch sees it; `qnn_shape`: as QNN does.
+        encoding: of a tensor of 8 or 16-bit integers that stand for real numbers.  If the host's
+            type is a float, the delegate converts with it; integers cross as they are.
     """
 
     name: str

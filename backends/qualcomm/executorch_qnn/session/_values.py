@@ -20,6 +20,7 @@ DTYPES: dict[int, torch.dtype] = {
     6: torch.float32,
     7: torch.float64,
     11: torch.bool,
+    27: torch.uint16,
 }
 _NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
