@@ -109,12 +109,13 @@ def core_ops() -> list[OpOverload]:
 
 def further_calls(dtype: torch.dtype) -> Iterator[tuple[OpOverload, tuple[Any, ...]]]:
     """Calls that the database of ops does not make, or not at all ranks."""
-    x = torch.ones(1, 2, 3, 4, 4, dtype=dtype)
-    image, row = x[0], x[0, 0, 0]
-    yield aten.view.default, (x, [1, 6, 1, 4, 4])
-    yield aten.permute.default, (x, [0, 4, 1, 2, 3])
-    yield aten.expand.default, (x, [2, 2, 3, 4, 4])
-    yield aten.repeat.default, (x, [2, 1, 1, 3, 1])
+    image, row = torch.ones(2, 3, 4, 4, dtype=dtype), torch.ones(4, 4, dtype=dtype)
+    for more in ((1,), (2, 1)):
+        x, n = image.expand(*more, *image.shape).clone(), len(more)
+        yield aten.view.default, (x, [*more, 6, 1, 4, 4])
+        yield aten.permute.default, (x, [n + 3, *range(n + 3)])
+        yield aten.expand.default, (x, [*more[:-1], 2, *image.shape])
+        yield aten.repeat.default, (x, [2, *more, 1, 3, 1])
     yield aten.copy.default, (image, image[:1])
     if dtype is torch.bool:
         return
@@ -122,6 +123,9 @@ def further_calls(dtype: torch.dtype) -> Iterator[tuple[OpOverload, tuple[Any, .
     yield aten.scatter.value, (image, 1, image.long() - 1, 2)
     if dtype is torch.int64:
         return
+    once, none = [1, 1], [0, 0]
+    depthwise = (torch.ones(3, 1, 2, 2), None, once, none, once, False, none, 3)
+    yield aten.convolution.default, (image, *depthwise)
     yield aten.upsample_nearest2d.default, (image, [8, 8])
     yield aten.upsample_bilinear2d.default, (image, [8, 8], False)
     yield aten.full.default, ([2, 3], 1.0)
@@ -184,6 +188,10 @@ def sample(ops: Iterable[OpOverload]) -> list[Call]:
             calls[call.key] = Call(op, args, kwargs, result, dtype)
 
     with torch.no_grad(), enable_python_dispatcher(), _Above(see), _Below(see):
+        for dtype in DTYPES:
+            for op, args in further_calls(dtype):
+                in_entry.clear()
+                op(*args)
         for entry in op_db:
             before = len(calls)
             for dtype in DTYPES:
@@ -198,10 +206,6 @@ def sample(ops: Iterable[OpOverload]) -> list[Call]:
                         entry.op(s.input, *s.args, **s.kwargs)
                 if len(calls) == before:
                     break  # nothing of interest in it
-        for dtype in DTYPES:
-            for op, args in further_calls(dtype):
-                in_entry.clear()
-                op(*args)
     return list(calls.values())
 
 
@@ -264,9 +268,7 @@ def judge(calls: Sequence[Call], worker: CompileWorker) -> list[Verdict]:
         reasons: dict[torch.fx.Node, str | None] = {}
         for node in nodes:
             try:
-                emitted: Any = support.emit(node)
-                emitted = emitted[0] if isinstance(emitted, tuple) else emitted
-                types[node] = [op.type for op in emitted]
+                types[node] = [op.type for op in support.emit(node)]
             except Refused as e:
                 reasons[node] = str(e)
             except Exception as e:
