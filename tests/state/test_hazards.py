@@ -283,6 +283,8 @@ def _cases() -> list[Any]:
                 continue
             marks = () if quick else (pytest.mark.long,)
             cases.append(pytest.param(form, shape, id=f"{name}, {size}", marks=marks))
+    # The smallest shape in which a product with one address for old and new was read wrongly.
+    cases.append(pytest.param(FORMS["mul"], (512, 256), id="mul, 0.25 MB"))
     return cases
 
 

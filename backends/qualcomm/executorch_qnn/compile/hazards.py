@@ -19,14 +19,23 @@ _POINTWISE = frozenset({"Cast", "Relu", "ReluMinMax", "Sigmoid", "Tanh"})
 # Ops that copy their first input and overwrite some places: pointwise in that input alone.
 _SCATTER = frozenset({"ScatterNd", "ScatterElements"})
 
+_STAGED = 64 << 10
+"""Bytes of a tensor that HTP reads as a whole before it computes anything from it; larger ones it
+may read in tiles, when it needs them.  With one address for all, reads that are not place by place
+were right up to 256 KB and wrong from 512 KB on, and those of a product that is recomputed for its
+readers up to 128 KB, in every shape tried (QAIRT 2.51, SM8650)."""
+
 
 def aliasing_is_sound(graph: Graph, source: Tensor, out: Tensor) -> tuple[bool, str]:
     """Whether one address may hold both `source` (the old value) and `out` (the new one).
 
     It may if every read of `source` happens before the write of the same place of `out` in every
     schedule that respects data dependencies.  That holds when every path from `source` leads to
-    `out` through pointwise ops of one shape, and through scatters into what stands there.
-    Everything else gets two regions that are swapped.
+    `out` through pointwise ops of one shape, and through scatters into what stands there.  And
+    nobody else may read what a pointwise op makes of a large `source`: the compiler computes it
+    again for such a reader, tile by tile, from what stands at the address by then (seen with a
+    product that a MatMul reads, from 256 KB on).  Everything else gets two regions that are
+    swapped.
 
     Returns:
         The verdict, and its reason in words.
@@ -46,6 +55,9 @@ def aliasing_is_sound(graph: Graph, source: Tensor, out: Tensor) -> tuple[bool, 
     while pending:
         t = pending.pop()
         if t is out:
+            if users.get(id(t)) and t.nbytes > _STAGED:
+                name = users[id(t)][0].name
+                return False, f"{name} reads the new value, and might compute it again from the old"
             continue
         if t is not source and t.kind is Kind.OUTPUT:
             return False, f"{t.name} is an output that is computed from the old value"
