@@ -134,7 +134,8 @@ def _stored_input(node: torch.fx.Node) -> QuantType | None:
     if (stored := node.meta.get(STORED)) is not None:
         return stored  # type: ignore[no-any-return]
     kinds = {type_of(u) if is_dequantize(u) else None for u in node.users}
-    return kinds.pop() if len(kinds) == 1 else wanted_of(node)
+    kind = kinds.pop() if len(kinds) == 1 else None
+    return kind or wanted_of(node)
 
 
 def _initial(value: torch.Tensor, dtype: DType, stored: QuantType | None) -> Array | None:
@@ -431,10 +432,12 @@ class _PartitionBuilder:
         result = metadata(node)[0]
         shape = qnn_shape(result.shape, 4)  # few of QNN's ops take five axes
         if (stored := _stored_input(node)) is not None:  # converted by the host
-            value = self.b.input(node.name, shape, DType.FLOAT16, stored)
+            dtype = DType.FLOAT16
+            value = self.b.input(node.name, shape, dtype, stored)
         else:
+            dtype = result.dtype
             value = self.b.input(node.name, shape, boundary_dtype(result.torch_dtype))
-        self.env.values[node] = self.b.cast(self.b.reshape(value, result.shape), result.dtype)
+        self.env.values[node] = self.b.cast(self.b.reshape(value, result.shape), dtype)
         assert value.tensor is not None
         return _io(value.tensor, result)
 

@@ -108,10 +108,10 @@ def widened(q: QuantType, dtype: DType) -> QuantType:
 
 
 def quantized(real: torch.Tensor, q: QuantType) -> Array:
-    """The integers that stand for real numbers, rounded half to even, saturated."""
+    """The integers that stand for real numbers, as `quantize_per_tensor` and the runtime round."""
     low, high = limits(q.dtype)
-    t = torch.round(real.detach().double() / q.encoding.scale) - q.encoding.offset
-    array = t.clamp(low, high).numpy().astype(NUMPY[q.dtype])
+    t = torch.round(real.detach().float() * float(np.float32(1.0 / q.encoding.scale)))
+    array = (t - q.encoding.offset).clamp(low, high).numpy().astype(NUMPY[q.dtype])
     return np.ascontiguousarray(array).reshape(qnn_shape(tuple(real.shape)))
 
 
@@ -364,7 +364,7 @@ def _computed(
         if v.dtype is not DType.FLOAT16:
             ins.append(b.tensor(v))
         elif type in _WEIGHTED and i == 1 and v.is_const:
-            weight, scales = _weight(b, v, _WEIGHTED[type], dtype)
+            weight, scales = _weight(b, v, type)
             ins.append(weight)
         elif type in _NORMS and i == 1:
             kind = _constant_type(b, v, _NORMS[type] or dtype)
@@ -415,10 +415,8 @@ def _right_operand(b: Builder, y: Value, dtype: DType) -> Tensor:
 # -- weights -----------------------------------------------------------------------------------
 
 
-def _weight(
-    b: Builder, w: Value, axis: int, dtype: DType
-) -> tuple[Tensor, tuple[float, ...] | float]:
-    """A constant weight in integers, and the scales of its output channels.
+def _weight(b: Builder, w: Value, type: str) -> tuple[Tensor, tuple[float, ...] | float]:
+    """A constant weight of an op in integers, and the scales of its output channels.
 
     Raises:
         Refused: it is not quantized, or in a way that HTP does not have.
@@ -429,6 +427,8 @@ def _weight(
         steps = _single_step(b, w)
     if steps.zero_point:
         b.refuse("HTP takes no weights with a zero point")
+    axis = _WEIGHTED[type]
+    bits = 8 if type == "Conv3d" else steps.bits  # QNN compiles none of 4 bits
     grid = steps.scale()
     scales, factors = _by_channel(grid, axis)
     low, high = -(2 ** (steps.bits - 1)), 2 ** (steps.bits - 1) - 1
@@ -450,7 +450,7 @@ def _weight(
             b.refuse("HTP takes 16-bit weights with one scale only")
         encoding, result = ScaleOffset(scales[0], 0), scales[0]
     else:
-        encoding = per_channel(axis, scales, steps.bits)
+        encoding = per_channel(axis, scales, bits)
     tensor = b.static((w.const.key, w.shape, encoding), held, w.shape, encoding, data)
     return tensor, result
 
