@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 import executorch_qnn as qnn
 from executorch_qnn.lowering.kernels import EXTRA
@@ -81,3 +82,18 @@ def test_a_custom_op_is_left_to_the_user_and_reported(qnn_libraries: str) -> Non
     (op,) = forward(program).cpu_ops
     assert op.op == "etqnn_test.halve.default"
     assert "link its kernel into the runtime" in op.reason
+
+
+def test_an_lstm_that_nobody_takes_whole_is_opened_into_ops_that_have_kernels(
+    tmp_path: Path,
+) -> None:
+    model, x = torch.nn.LSTM(3, 4, 2, bidirectional=True, proj_size=2), torch.randn(5, 1, 3)
+    ep = torch.export.export(model.eval(), (x,))
+    program = qnn.to_edge_transform_and_lower(ep).to_executorch()
+    (tmp_path / "lstm.pte").write_bytes(program.buffer)
+    for got, want in zip(
+        pytree.tree_leaves(qnn.load(tmp_path / "lstm.pte")(x)),
+        pytree.tree_leaves(model(x)),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want)

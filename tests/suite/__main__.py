@@ -42,7 +42,8 @@ def sdk_of(libraries: Path, folder: Path) -> Path:
 
 def environment(flow: str, libraries: str | None, folder: Path) -> dict[str, str]:
     """Variables for a process that runs `flow`."""
-    found = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    found = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=path)
     if flow == "qnn" or flow.startswith("qnn_"):
         peer = libraries_of(PEER_RELEASE)
         found["LD_LIBRARY_PATH"] = peer

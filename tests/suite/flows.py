@@ -12,7 +12,7 @@ from executorch.backends.test.suite.flow import TestFlow
 from torch.export import ExportedProgram
 
 import executorch_qnn as qnn
-import executorch_qnn.runtime  # noqa: F401 - the suite loads programs with ExecuTorch's runtime
+import executorch_qnn.runtime  # the suite loads programs with ExecuTorch's runtime
 
 TARGET = "SM8650"
 

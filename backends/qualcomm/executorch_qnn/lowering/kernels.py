@@ -7,12 +7,13 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from executorch.exir.operator.convert import _get_overload_schema, to_out_variant
 from torch import Tensor
+from torch._decomp import decompositions
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torchgen.model import SchemaKind
@@ -250,5 +251,39 @@ def _erfcx(x: Tensor) -> Tensor:
     return torch.where(x < 0, 2.0 * (x * x).exp() - y, y)
 
 
-EXTRA: dict[OpOverload, Callable[..., Any]] = {aten.special_erfcx.default: _erfcx}
-"""Decompositions that torch does not have, of ops that ExecuTorch has no kernel for."""
+def _lstm(
+    x: Tensor,
+    hidden: Sequence[Tensor],
+    params: Sequence[Tensor],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Torch's own decomposition, but never to MKL-DNN's op, for which there is no kernel."""
+    projected = hidden[0].shape[2] != hidden[1].shape[2]
+    weights = decompositions.gather_params(params, biases, projected)
+    states = list(zip(*hidden, strict=True))
+    out, last = decompositions._rnn_helper(
+        x,
+        states,
+        weights,
+        biases,
+        layers,
+        dropout,
+        train,
+        bidirectional,
+        batch_first,
+        decompositions.one_layer_lstm,
+    )
+    first, second = zip(*last, strict=True)
+    return out, torch.stack(first), torch.stack(second)
+
+
+EXTRA: dict[OpOverload, Callable[..., Any]] = {
+    aten.special_erfcx.default: _erfcx,
+    aten.lstm.input: _lstm,
+}
+"""Decompositions that torch does not have, or not in ops that ExecuTorch has kernels for."""

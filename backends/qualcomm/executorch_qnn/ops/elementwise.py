@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..compile.ir import DType
+from ..compile.ir import DType, Node, Tensor
 from .builder import Arg, Builder, Number, Shape, Value, broadcast, f32
 from .registry import lowers
 
@@ -267,16 +267,17 @@ _PRODUCTS = ("FullyConnected", "MatMul", "Conv2d", "DepthWiseConv2d", "Transpose
 
 
 def _of_product(b: Builder, x: Value) -> bool:
-    """Whether `x` is a product of matrices or a convolution, maybe with something added."""
-    tensor = b.base(x).tensor
-    node = None if tensor is None else b.producer(tensor)
-    if node is None or node.type != "ElementWiseAdd":
-        return node is not None and node.type in _PRODUCTS
-    return any(
-        (of := b.producer(t)) is not None and of.type in _PRODUCTS
-        for t in (b.base(b.value_of(i)).tensor for i in node.inputs)
-        if t is not None
-    )
+    """Whether `x` is a product of matrices or a convolution, or some of it, maybe plus a value."""
+
+    def source(t: Tensor | None) -> Node | None:
+        node = None if t is None else b.producer(t)
+        moved = node is not None and node.type in ("Reshape", "StridedSlice")
+        return source(node.inputs[0]) if node is not None and moved else node
+
+    node = source(x.tensor)
+    if node is not None and node.type == "ElementWiseAdd":
+        return any((of := source(t)) is not None and of.type in _PRODUCTS for t in node.inputs)
+    return node is not None and node.type in _PRODUCTS
 
 
 @lowers(aten.tanh.default)

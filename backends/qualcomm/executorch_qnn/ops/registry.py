@@ -89,7 +89,16 @@ def in_integers() -> dict[OpOverload, Rule]:
 @functools.cache
 def table() -> dict[OpOverload, Row]:
     """The whole table, every family loaded."""
-    from . import conv, elementwise, index, layout, matmul, norm, reduction  # noqa: F401
+    from . import (  # noqa: F401
+        conv,
+        elementwise,
+        index,
+        layout,
+        matmul,
+        norm,
+        recurrent,
+        reduction,
+    )
 
     return TABLE
 
