@@ -34,7 +34,15 @@ from ..ops.builder import (
     to_array,
 )
 from ..ops.elementwise import plus, times
-from ..ops.quantized import OF_TORCH, is_dequantize, quantized, steps_of, type_of, wanted_of
+from ..ops.quantized import (
+    OF_TORCH,
+    dequantize,
+    is_dequantize,
+    quantized,
+    steps_of,
+    type_of,
+    wanted_of,
+)
 from ..ops.registry import aten_op, lower_node, metadata
 from .hazards import aliasing_is_sound
 from .ir import Array, DType, Graph, Kind, Node, QuantType, ScaleOffset, Tensor
@@ -514,7 +522,7 @@ class _PartitionBuilder:
             terms.append((step.gain, read))
         total = b.value(step.offset * step.scale, DType.FLOAT16)
         for factor, value in terms:
-            term = b.cast(value, DType.FLOAT16)
+            term = b.cast(dequantize(b, value), DType.FLOAT16)
             if factor * step.scale != 1:
                 term = times(b, term, factor * step.scale)
             total = term if total.is_const and not step.offset else plus(b, total, term)

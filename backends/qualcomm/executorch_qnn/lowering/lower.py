@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager
@@ -23,6 +23,9 @@ from .program import Program
 from .sizes import has_symbols, per_size, refuse_dynamic
 from .stages import Stages
 
+if TYPE_CHECKING:
+    from ..quantizer import QuantRecipe
+
 Module: TypeAlias = torch.nn.Module
 Inputs: TypeAlias = Sequence[Any]
 
@@ -32,7 +35,7 @@ def lower(
     example_inputs: Inputs | None = None,
     *,
     target: Target | str,
-    quantize: str | None = None,
+    quantize: QuantRecipe | str | None = None,
     calibration: Any = None,
     dynamic_shapes: Any = None,
     fallback: str = "cpu",
@@ -49,6 +52,10 @@ def lower(
         model: a module in eval mode, or `{method: (module, example_inputs)}`.
         example_inputs: of `model`, when that is a module.
         target: the SoC to compile for.
+        quantize: name of a recipe (`8a8w`, `16a8w`, `16a4w`, `16a16w`) or a `QuantRecipe`; fp16
+            when `None`.
+        calibration: what the ranges are found with, an iterable of input tuples, which are
+            consecutive calls; `{method: iterable}` for several methods.
         dynamic_shapes: as for `torch.export`, or `{method: ...}` for several methods; with
             `Sizes` where a dimension may have one of several sizes: there is one method for each,
             and `Session.run` picks it.  Dimensions that are dynamic in any other way are refused.
@@ -70,10 +77,8 @@ def lower(
         LibraryNotFound: there is no QNN library.
         LoweringError: the model cannot be exported or compiled.
     """
-    if quantize is not None or calibration is not None:
-        raise LoweringError(
-            f"quantize={quantize!r} is not supported yet: this version lowers to fp16"
-        )
+    if quantize is None and calibration is not None:
+        raise ValueError("calibration data is for quantize=, which is not given")
     if state_update not in ("auto", "delta", "scatter"):
         raise ValueError(f"state_update is 'auto', 'delta' or 'scatter', not {state_update!r}")
     state_dtype = dict(state_dtype or {})
@@ -100,6 +105,16 @@ def lower(
         for name, (module, inputs) in methods.items():
             if has_symbols(exported[name]):  # of one value each: the model allows no other
                 exported[name] = _export(module, inputs, None, name)
+    fake_quantized = None
+    if quantize is not None:
+        from ..quantizer import quantized_methods  # torchao takes its time to import
+
+        with stage("quantize"):
+            fake_quantized = quantized_methods(exported, quantize, calibration)
+            exported = {
+                name: _export(module, methods[name][1], None, name)
+                for name, module in fake_quantized.items()
+            }
     flow = Flow(
         exported,
         {name: [partitioner] for name in exported},
@@ -107,7 +122,9 @@ def lower(
         stage=stage,
     )
     edge = flow.run(constant_methods=constant_methods)
-    return Program(edge, exported, flow.plans, target, stage.cpu_s, flow.retraces, variants)
+    program = Program(edge, exported, flow.plans, target, stage.cpu_s, flow.retraces, variants)
+    program.fake_quantized = fake_quantized
+    return program
 
 
 def to_edge_transform_and_lower(

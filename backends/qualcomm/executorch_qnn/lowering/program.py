@@ -47,7 +47,7 @@ class Program:
     ) -> None:
         self.edge = edge
         self.target = target
-        self.fake_quantized: dict[str, torch.nn.Module] | None = None
+        self.fake_quantized: Mapping[str, torch.nn.Module] | None = None
         self._exported = exported
         self._plans = plans
         self._cpu_s = dict(cpu_s)

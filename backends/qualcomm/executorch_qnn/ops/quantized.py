@@ -304,7 +304,8 @@ def _moved(
         b.refuse("QNN's Pad fills quantized tensors with zero")
     if not kinds and (own := _own_type(reals[0])) is not None and own.dtype in (U8, U16):
         kinds = {own}
-    kind = kinds.pop() if len(kinds) == 1 else b.wanted
+    mixed = len(kinds) > 1 or (b.wanted is not None and any(v.is_const for v in reals))
+    kind = b.wanted if mixed else kinds.pop()
     if kind is None:
         b.refuse("its operands are stored in different encodings")
     ins = [b.tensor(_as(b, v, kind)) if v.dtype is DType.FLOAT16 else b.tensor(v) for v in inputs]
