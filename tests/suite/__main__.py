@@ -2,8 +2,10 @@
 """Runs `executorch.backends.test.suite` with flows of ours and of the in-tree backend.
 
     python -m tests.suite operators --flows executorch_qnn,qnn --out docs/suite_operators.md
+    scripts/suite models --flows executorch_qnn -k static_shapes --out docs/suite_models.md
 
-Each file of the suite runs in a process of its own, so that one that aborts takes no other with it.
+Each file of operators and each model runs in a process of its own, so that one that aborts takes no
+other with it.  The models need torchvision, which `scripts/suite` installs beside the rest.
 The in-tree flows (`qnn`, `qnn_8a8w`, ...) work with the libraries of onnxruntime-qnn 2.5.0 only,
 which are downloaded for them.  Results are kept in `--folder`; what is there is not run again.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -59,17 +62,27 @@ def suite_folder() -> Path:
     return Path(next(iter(suite.__path__)))
 
 
-def run_file(
-    path: Path, flow: str, results: Path, variables: Mapping[str, str], pattern: str, limit: float
+def units(suite: str) -> dict[str, str]:
+    """What runs in a process each, as pytest names it: the files of operators, the models."""
+    if suite == "operators":
+        paths = sorted((suite_folder() / suite).glob("test_*.py"))
+        return {path.stem.removeprefix("test_"): str(path) for path in paths}
+    path = suite_folder() / suite / "test_torchvision.py"
+    names = re.findall(r"^def test_(\w+)", path.read_text(), re.MULTILINE)
+    return {name: f"{path}::test_{name}" for name in names}
+
+
+def run_unit(
+    tests: str, flow: str, results: Path, variables: Mapping[str, str], pattern: str, limit: float
 ) -> None:
-    """Runs the tests of one file; `results` is there afterwards, whatever happened."""
+    """Runs some tests; `results` is there afterwards, whatever happened."""
     partial = results.with_suffix(".partial")
     partial.unlink(missing_ok=True)
     suite = suite_folder()
     command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "-p", "tests.suite.plugin"]
     command += ["-p", "no:cacheprovider", "-p", "no:randomly", "-c", os.devnull]
     command += ["--rootdir", str(suite), "--confcutdir", str(suite)]
-    command += ["--flow", flow, "--results", str(partial), str(path)]
+    command += ["--flow", flow, "--results", str(partial), tests]
     command += ["-k", pattern] if pattern else []
     start = time.monotonic()
     try:
@@ -84,45 +97,42 @@ def run_file(
         end = {"kind": "end", "status": status, "seconds": time.monotonic() - start}
         file.write(json.dumps(end) + "\n")
     partial.rename(results)
-    print(f"{flow}: {path.stem}, exit status {status}", file=sys.stderr, flush=True)
+    print(f"{flow}: {results.stem}, exit status {status}", file=sys.stderr, flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", choices=["operators", "models"])
     parser.add_argument("--flows", default="executorch_qnn,qnn", help="comma separated")
-    parser.add_argument("--files", default="", help="only these, comma separated: add,avgpool1d")
+    parser.add_argument("--files", default="", help="only these: add,avgpool1d or resnet50")
     parser.add_argument("-k", dest="pattern", default="", help="pytest's choice of tests")
     parser.add_argument("--folder", type=Path, default=ROOT / ".cache" / "suite")
     parser.add_argument("--fresh", action="store_true", help="run again what was run before")
     parser.add_argument("--out", type=Path, help="file for the report; default: print")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--limit-s", type=float, default=3600.0, help="for one file")
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="for one process")
     parser.add_argument("--qnn-libraries", metavar="PATH", help="for our flows")
     args = parser.parse_args()
     flows = args.flows.split(",")
     some = set(filter(None, args.files.split(",")))
-    files = [
-        path
-        for path in sorted((suite_folder() / args.suite).glob("test_*.py"))
-        if not some or path.stem.removeprefix("test_") in some
-    ]
-    if some - {path.stem.removeprefix("test_") for path in files}:
-        parser.error(f"the suite has no such files: {args.files}")
+    known = units(args.suite)
+    if some - known.keys():
+        parser.error(f"the suite has no {', '.join(sorted(some - known.keys()))}")
+    chosen = {name: tests for name, tests in known.items() if not some or name in some}
     jobs = []
     with ThreadPoolExecutor(args.jobs) as pool:
         for flow in flows:
             folder = args.folder / args.suite / flow
             folder.mkdir(parents=True, exist_ok=True)
             variables = environment(flow, args.qnn_libraries, args.folder)
-            for path in files:
-                results = folder / f"{path.stem}.jsonl"
-                if args.fresh or args.pattern or not results.exists():
-                    job = (path, flow, results, variables, args.pattern, args.limit_s)
-                    jobs.append(pool.submit(run_file, *job))
+            for name, tests in chosen.items():
+                results = folder / f"test_{name}.jsonl"
+                if args.fresh or not results.exists():
+                    job = (tests, flow, results, variables, args.pattern, args.limit_s)
+                    jobs.append(pool.submit(run_unit, *job))
     for job in jobs:
         job.result()
-    names = [path.stem for path in files]
+    names = [f"test_{name}" for name in chosen]
     found = {flow: read(args.folder / args.suite / flow, names) for flow in flows}
     page = document(args.suite, found)
     if args.out:

@@ -3,18 +3,24 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from typing import Any
 
 import torch
 from executorch.backends.test.harness import Tester
 from executorch.backends.test.harness.stages import StageType, ToEdgeTransformAndLower
 from executorch.backends.test.suite.flow import TestFlow
+from executorch.exir.lowered_backend_module import get_lowered_backend_modules
 from torch.export import ExportedProgram
 
 import executorch_qnn as qnn
 import executorch_qnn.runtime  # the suite loads programs with ExecuTorch's runtime
 
 TARGET = "SM8650"
+
+lowered: list[dict[str, Any]] = []
+"""What there is to say of each lowering with a flow of ours, for the report."""
 
 
 class _Lower(ToEdgeTransformAndLower):  # type: ignore[misc]
@@ -26,10 +32,23 @@ class _Lower(ToEdgeTransformAndLower):  # type: ignore[misc]
     def run(
         self, artifact: ExportedProgram, inputs: Any = None, generate_etrecord: bool = False
     ) -> None:
+        partitioner = qnn.QnnPartitioner(TARGET)
+        start = sum(os.times()[:4])
         self.edge_dialect_program = qnn.to_edge_transform_and_lower(
-            artifact,
-            partitioner=[qnn.QnnPartitioner(TARGET)],
-            generate_etrecord=generate_etrecord,
+            artifact, partitioner=[partitioner], generate_etrecord=generate_etrecord
+        )
+        cpu_s = sum(os.times()[:4]) - start
+        graph = self.edge_dialect_program.exported_program().graph_module
+        delegates = [m.meta["_delegate_info_meta"] for m in get_lowered_backend_modules(graph)]
+        qnn_ops = sum((Counter(d.stats.ops) for d in delegates), Counter[str]())
+        lowered.append(
+            {
+                "delegates": len(delegates),
+                "nodes": sum(d.nodes for d in delegates),
+                "qnn_ops": dict(qnn_ops),
+                "cpu_ops": [str(op) for op in partitioner.plan.cpu_ops],
+                "cpu_s": cpu_s,
+            }
         )
 
 

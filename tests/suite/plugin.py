@@ -3,8 +3,12 @@
 
 The suite picks its flows when its conftest is imported, from what is installed beside it, and takes
 a new random seed for each process.  This plugin is loaded before that conftest, gives it the flow
-of `--flow` alone and a fixed seed, and appends a line of JSON to `--results` as soon as a fact is
+of `--flow` alone and fixed seeds, and appends a line of JSON to `--results` as soon as a fact is
 known, so that an abort of the process loses nothing but the test that it was in.
+
+The models have random weights.  Their batch norms get the statistics of random input: with those
+that they are made with, means of 0 and variances of 1, activations grow with each layer, past the
+range of fp16 in some (6e11 in inception_v3).
 """
 
 from __future__ import annotations
@@ -12,10 +16,12 @@ from __future__ import annotations
 import functools
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 SEED = 20261201
 
@@ -23,6 +29,30 @@ SEED = 20261201
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--flow", required=True)
     parser.addoption("--results", type=Path, required=True)
+
+
+def declare_torchvision_ops() -> None:
+    """Has torchvision imported where its compiled ops cannot be loaded.
+
+    It describes two of them to the tracer when it is imported, which fails if they do not exist.
+    """
+    for name in ("nms", "qnms"):
+        schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        torch.library.define(f"torchvision::{name}", schema)
+
+
+def take_statistics(model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> None:
+    """Sets the batch norms of `model` to the statistics of random numbers in place of `inputs`."""
+    norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.train()
+        norm.momentum = 1.0
+    with torch.no_grad():
+        model(*(torch.randn(2, *x.shape[1:]) for x in inputs))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.eval()
+        norm.momentum = momentum
 
 
 def find_flow(name: str) -> Any:
@@ -54,6 +84,8 @@ class Recorder:
             os.fsync(file.fileno())
 
     def subtest(self, summary: Any) -> None:
+        from .flows import lowered
+
         self.write(
             kind="subtest",
             test=summary.name,
@@ -64,6 +96,7 @@ class Recorder:
             undelegated=dict(summary.undelegated_op_counts or {}),
             lower_s=summary.lower_time.total_seconds() if summary.lower_time else None,
             sqnr_db=[float(s.sqnr) for s in summary.tensor_error_statistics],
+            lowered=lowered.pop() if lowered else None,
         )
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -73,6 +106,10 @@ class Recorder:
         if report.when == "call" or report.outcome != "passed":
             name = report.nodeid.rpartition("::")[2]
             self.write(kind="test", test=name, outcome=report.outcome, seconds=report.duration)
+
+
+def pytest_runtest_setup() -> None:
+    torch.manual_seed(SEED)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -85,11 +122,14 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     recorder = Recorder(options.results)
     early_config.pluginmanager.register(recorder, "suite-recorder")
     reporting.begin_test_session(None, seed=SEED)
+    declare_torchvision_ops()
     run_test = runner.run_test
 
     @functools.wraps(run_test)
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        summary = run_test(*args, **kwargs)
+    def recorded(model: torch.nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(model).__module__.startswith("torchvision."):
+            take_statistics(model, inputs)
+        summary = run_test(model, inputs, *args, **kwargs)
         recorder.subtest(summary)
         return summary
 

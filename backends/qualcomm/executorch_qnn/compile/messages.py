@@ -44,14 +44,18 @@ class Compile:
 
 @dataclass(frozen=True)
 class GraphStats:
-    """What QNN's finalize says of a graph: DDR bytes per execute, and its own seconds."""
+    """What QNN's finalize says of a graph: DDR bytes per execute, and its own seconds.
+
+    Attributes:
+        ops: how many there are of each type.
+    """
 
     finalize_s: float
     ddr_read: int | None
     ddr_write: int | None
     spill: int | None
     fill: int | None
-    ops: int
+    ops: dict[str, int]
 
 
 @dataclass(frozen=True)

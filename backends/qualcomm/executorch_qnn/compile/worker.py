@@ -13,6 +13,7 @@ import mmap
 import os
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -121,7 +122,7 @@ class Compiler:
             ddr["write"],
             ddr["spill"],
             ddr["fill"],
-            len(graph.nodes),
+            dict(Counter(node.type for node in graph.nodes)),
         )
 
 

@@ -15,6 +15,7 @@ class DelegateReport:
 
     Attributes:
         nodes: ATen nodes that it replaces; `qnn_ops`: QNN ops that it consists of.
+        transposes: those of them that change the order of axes, and did not cancel.
         ddr_read_bytes: what QNN's finalize counts per execution, `None` if it does not say.
         static_bytes: weights and constants of its graph, before the compiler's layout.
     """
@@ -22,6 +23,7 @@ class DelegateReport:
     graph: str
     nodes: int
     qnn_ops: int
+    transposes: int
     inputs: int
     outputs: int
     states: int
