@@ -97,7 +97,8 @@ class Program:
             DelegateReport(
                 graph=i.graph,
                 nodes=i.nodes,
-                qnn_ops=i.stats.ops,
+                qnn_ops=sum(i.stats.ops.values()),
+                transposes=i.stats.ops.get("Transpose", 0),
                 inputs=len(i.inputs),
                 outputs=len(i.outputs),
                 states=len(i.states),
