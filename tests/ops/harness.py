@@ -196,7 +196,7 @@ def _representable(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     return tuple(
         torch.from_numpy(to_array(t, DType.FLOAT16)).reshape(t.shape).to(t.dtype)
         if t.is_floating_point()
-        else t
+        else t.clone()  # torch.export gives what another input is a view of sizes of its own
         for t in inputs
     )
 

@@ -202,7 +202,7 @@ def _beyond(b: Builder, rest: Value, y: Arg, known_y: Number | None) -> Value:
 def trunc_quotient(b: Builder, x: Arg, y: Arg) -> Value:
     """Division of floats towards zero."""
     x, y = b.value(x, DType.FLOAT16), b.value(y, DType.FLOAT16)
-    size = floor_quotient(b, _abs(b, x), _abs(b, y))
+    size = floor_quotient(b, absolute(b, x), absolute(b, y))
     return times(b, size, b.elementwise("ElementWiseSign", [times(b, _sign(b, x), _sign(b, y))]))
 
 
@@ -229,13 +229,13 @@ def neg(b: Builder, x: Value) -> Value:
     return minus(b, 0, x) if x.dtype is DType.INT32 else b.elementwise("ElementWiseNeg", [x])
 
 
-def _abs(b: Builder, x: Value) -> Value:
+def absolute(b: Builder, x: Value) -> Value:
     return b.elementwise("ElementWiseAbs", [x])
 
 
 @lowers(aten.abs.default)
 def abs_(b: Builder, x: Value) -> Value:
-    return x if x.dtype is DType.BOOL8 else _abs(b, x)
+    return x if x.dtype is DType.BOOL8 else absolute(b, x)
 
 
 def _sign(b: Builder, x: Value) -> Value:
@@ -344,7 +344,7 @@ def log1p(b: Builder, x: Value) -> Value:
     near = clip(b, x, -0.5, 0.5)
     y = quotient(b, near, plus(b, near, 2.0))
     series = times(b, y, polynomial(b, times(b, y, y), (2.0, 2 / 3, 2 / 5, 2 / 7)))
-    small = compare(b, "Less", _abs(b, x), 0.5)
+    small = compare(b, "Less", absolute(b, x), 0.5)
     return select(b, small, series, logarithm(b, plus(b, x, 1.0)))
 
 
@@ -419,7 +419,7 @@ def round_(b: Builder, x: Value) -> Value:
     """To the nearest, ties to even; HTP's own moves numbers from 1024 on."""
     if x.dtype is DType.INT32:
         return x
-    small = compare(b, "Less", _abs(b, x), 1024.0)
+    small = compare(b, "Less", absolute(b, x), 1024.0)
     return select(b, small, b.elementwise("ElementWiseRound", [x]), x)
 
 
@@ -427,7 +427,7 @@ def round_(b: Builder, x: Value) -> Value:
 def trunc(b: Builder, x: Value) -> Value:
     if x.dtype is DType.INT32:
         return x
-    return times(b, _sign(b, x), b.elementwise("ElementWiseFloor", [_abs(b, x)]))
+    return times(b, _sign(b, x), b.elementwise("ElementWiseFloor", [absolute(b, x)]))
 
 
 # -- powers ------------------------------------------------------------------------------------
@@ -548,7 +548,7 @@ def hardsigmoid(b: Builder, x: Value) -> Value:
 def softplus(b: Builder, x: Value, beta: Number = 1, threshold: Number = 20) -> Value:
     """`max(y, 0) + log(1 + exp(-|y|))` with `y = beta x`."""
     y = x if beta == 1 else times(b, x, beta)
-    tail = exponential(b, b.elementwise("ElementWiseNeg", [_abs(b, y)]), 0.0)
+    tail = exponential(b, b.elementwise("ElementWiseNeg", [absolute(b, y)]), 0.0)
     tail = b.elementwise("ElementWiseLog", [plus(b, tail, 1.0)])
     y = plus(b, b.elementwise("Relu", [y]), tail)
     return y if beta == 1 else quotient(b, y, beta)
@@ -630,7 +630,7 @@ def compare(b: Builder, op: str, x: Arg, y: Arg) -> Value:
     if dtype is DType.FLOAT16 and isinstance(x, Value) and not isinstance(y, Value) and y == 0:
         x = b.cast(x, dtype)
         if op in ("Equal", "NotEqual"):
-            x = _abs(b, x)
+            x = absolute(b, x)
         elif op in _STRICTLY:
             op, y = _STRICTLY[op]
     return b.binary(f"ElementWise{op}", b.value(x, dtype), b.value(y, dtype), DType.BOOL8)
@@ -666,39 +666,29 @@ for _packet, _type in {
 @lowers(aten.isnan.default)
 def isnan(b: Builder, x: Value) -> Value:
     if x.dtype is not DType.FLOAT16:
-        b.refuse("integers are never NaN")
+        return b.expand(b.value(False), x.shape)
     return b.elementwise("IsNan", [x], dtype=DType.BOOL8)
 
 
 @lowers(aten.isinf.default)
 def isinf(b: Builder, x: Value) -> Value:
     if x.dtype is not DType.FLOAT16:
-        b.refuse("integers are never infinite")
-    return compare(b, "Equal", _abs(b, x), math.inf)
+        return b.expand(b.value(False), x.shape)
+    return compare(b, "Equal", absolute(b, x), math.inf)
 
 
 # -- logic -------------------------------------------------------------------------------------
 
 
-def _logic(type: str, *, bits: bool) -> Callable[..., Value]:
+def _logic(type: str) -> Callable[..., Value]:
     def rule(b: Builder, *args: Arg) -> Value:
-        if bits and b.result.dtype is not DType.BOOL8:
-            b.refuse("HTP has no operations on the bits of integers")
         return logical(b, type, *args)
 
     return rule
 
 
-lowers(aten.logical_not.default)(_logic("Not", bits=False))
-for _name in ("and", "or", "xor"):
-    _packet = getattr(aten, f"bitwise_{_name}")
-    lowers(getattr(aten, f"logical_{_name}").default)(_logic(_name.title(), bits=False))
-    lowers(_packet.Tensor, _packet.Scalar, _packet.Scalar_Tensor)(_logic(_name.title(), bits=True))
-
-
-@lowers(aten.bitwise_not.default)
-def bitwise_not(b: Builder, x: Value) -> Value:
-    return logical(b, "Not", x) if x.dtype is DType.BOOL8 else minus(b, -1, x)
+for _name in ("not", "and", "or", "xor"):  # those of bits are in `bits`
+    lowers(getattr(aten, f"logical_{_name}").default)(_logic(_name.title()))
 
 
 # -- selection and casts -----------------------------------------------------------------------

@@ -90,8 +90,10 @@ def in_integers() -> dict[OpOverload, Rule]:
 def table() -> dict[OpOverload, Row]:
     """The whole table, every family loaded."""
     from . import (  # noqa: F401
+        bits,
         conv,
         elementwise,
+        functions,
         index,
         layout,
         matmul,
