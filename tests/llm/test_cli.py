@@ -132,7 +132,7 @@ def test_unknown_place_to_run_is_bad_usage(
         (["--model", "no-such-model"], "smollm2-135m"),
         (["--prefill", "8,1"], "prefill sizes"),
         (["--prefill", "1024"], "between 2 and 512"),
-        (["--quantize", "16a4w"], "16a4w"),
+        (["--quantize", "7a3w"], "7a3w"),
         (["--layers", "9"], "2 layers, not 9"),
         (["--max-seq-len", "65"], "1 to 64"),
     ],

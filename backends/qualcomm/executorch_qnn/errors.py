@@ -26,6 +26,10 @@ class LoweringError(QnnError):
     """A model could not be exported, partitioned or compiled."""
 
 
+class RecipeError(LoweringError, ValueError):
+    """A quantization recipe, or a part of one, that there is not."""
+
+
 class LibraryNotFound(QnnError):
     """No usable QNN library was found; the message says where was looked and how to get one."""
 

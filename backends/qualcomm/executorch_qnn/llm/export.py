@@ -46,6 +46,41 @@ def constant_methods(decoder: Decoder, tokenizer: Tokenizer) -> dict[str, Any]:
     return constants
 
 
+CALIBRATION_TEXT = """\
+The harbour wakes before the town does. At five the first boats come in past the lighthouse, and
+the men on the quay sort the catch: cod, mackerel, a few crabs that nobody asked for. "Cold enough
+for you?" they say to each other, as they have said every winter for 30 years. By half past seven
+the market is full, prices are chalked on a board (1.50, 2.75, 4.00), and the gulls have learned
+which stalls look away. What is left at noon goes to the kitchen of the school on the hill.
+
+def total(prices):
+    return sum(p for p in prices if p > 0)
+
+Question: What is the capital of France? Answer: The capital of France is Paris.
+"""
+
+
+def calibration(
+    decoder: Decoder, tokenizer: Tokenizer, prefill: Sequence[int], text: str
+) -> dict[str, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Calibration data of each method: `text`, as far as it fits into the context.
+
+    Raises:
+        LoweringError: the text has no tokens, or fewer than a prefill method reads at once.
+    """
+    tokens = tokenizer.encode(text)[: decoder.max_seq_len]
+    if len(tokens) < max(1, *prefill, 1):
+        raise LoweringError(f"the calibration text has {len(tokens)} tokens only")
+
+    def chunks(size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [
+            (torch.tensor([tokens[i : i + size]]), torch.tensor([i]))
+            for i in range(0, len(tokens) - size + 1, size)
+        ]
+
+    return {"forward": chunks(1)} | {prefill_method(n): chunks(n) for n in prefill}
+
+
 @dataclass(frozen=True)
 class LanguageModel:
     """A lowered decoder and its tokenizer."""
@@ -67,6 +102,7 @@ def export(
     layers: int | None = None,
     prefill: Sequence[int] = (),
     quantize: str | None = None,
+    text: str = CALIBRATION_TEXT,
     qnn_libraries: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> LanguageModel:
@@ -80,7 +116,9 @@ def export(
         layers: keep the first so many layers only.
         prefill: sizes of extra methods `prefill_<n>` over the same cache, which read n tokens of a
             prompt at once. Each adds a copy of the weights to the file.
-        quantize: name of a quantization. Not supported yet: weights and cache are float16.
+        quantize: name of a recipe, such as `16a8w`; weights and cache are float16 when None.
+        text: what the ranges of a quantized model are found with; the more like what it will read
+            and write, the better.
         qnn_libraries: folder of the QNN libraries; searched for if None.
         progress: called with the name of each stage as it starts.
 
@@ -90,20 +128,21 @@ def export(
     """
     if any(not 1 < size <= max_seq_len for size in prefill):
         raise LoweringError(f"prefill sizes must lie between 2 and {max_seq_len}: {[*prefill]}")
-    if quantize is not None:
-        raise LoweringError(f"quantization ({quantize}) is not supported yet: export in float16")
     import executorch_qnn as qnn
 
+    if quantize is not None:
+        qnn.QuantRecipe(quantize)
     stage = progress or (lambda name: None)
     stage("loading the checkpoint")
-    decoder, tokenizer = load_model(
-        model, max_seq_len=max_seq_len, layers=layers, dtype=torch.float16
-    )
+    dtype = torch.float16 if quantize is None else torch.float32  # eager is slow in float16
+    decoder, tokenizer = load_model(model, max_seq_len=max_seq_len, layers=layers, dtype=dtype)
     methods = {"forward": (decoder, example_inputs())}
     methods |= {prefill_method(size): (decoder, example_inputs(size)) for size in prefill}
     program = qnn.lower(
         methods,
         target=target,
+        quantize=quantize,
+        calibration=None if quantize is None else calibration(decoder, tokenizer, prefill, text),
         constant_methods=constant_methods(decoder, tokenizer),
         qnn_libraries=qnn_libraries,
         progress=progress,

@@ -7,6 +7,7 @@ layers of a decoder need is computed once per step, without anybody arranging fo
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,18 +93,20 @@ class Steps:
 
     Attributes:
         dtype: what holds `q`; of `bits` bits.
+        integers: gives `q`.
         scale: gives the scales, of the constant's own shape, be it by strides of zero.
     """
 
     dtype: DType
     bits: int
+    integers: Callable[[], torch.Tensor]
     scale: Callable[[], torch.Tensor]
     zero_point: int = 0
 
     def moved(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> Steps:
         """The grid of what `fn`, which only moves elements, makes of the constant."""
-        scale = self.scale
-        return replace(self, scale=lambda: fn(scale()))
+        integers, scale = self.integers, self.scale
+        return replace(self, integers=lambda: fn(integers()), scale=lambda: fn(scale()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,6 +206,57 @@ def _moves(shape: Shape, p: Shape) -> bool:
     """Whether elements change their order when the axes do: axes of length one do not count."""
     moved = [i for i in p if shape[i] != 1]
     return moved != sorted(moved)
+
+
+def _moved(p: Shape) -> int:
+    """How many axes are not where they were."""
+    return sum(i != k for i, k in enumerate(p))
+
+
+def _factors(a: Shape, b: Shape) -> list[tuple[int, int, int]] | None:
+    """Lengths that make up the axes of both shapes of a tensor, with their axes in `a` and `b`.
+
+    `None` if there are none: no axes of (4, 6) and (3, 8) begin at one element but the first.
+    """
+    left = [[n, i] for i, n in enumerate(a) if n != 1]
+    right = [[n, i] for i, n in enumerate(b) if n != 1]
+    found = []
+    while left and right:
+        n = min(left[0][0], right[0][0])
+        found.append((n, left[0][1], right[0][1]))
+        for axes in (left, right):
+            length, rest = axes[0][0] // n, axes[0][0] % n
+            if rest:
+                return None
+            axes[0][0] = length
+            if length == 1:
+                axes.pop(0)
+    return found
+
+
+def _together(
+    factors: Sequence[tuple[int, int, int]], order: Sequence[int], by: int, of: int
+) -> list[int] | None:
+    """The axes of one shape in the order that they have when those of the other are in `order`.
+
+    Args:
+        by, of: places in a factor of the axis that is ordered, and of the one that is asked for.
+
+    Returns:
+        `None` if they are torn apart.
+    """
+    places = [k for i in order for k, f in enumerate(factors) if f[by] == i]
+    axes: list[int] = []
+    for before, k in zip((-1, *places), places, strict=False):
+        if not axes or axes[-1] != factors[k][of]:
+            axes.append(factors[k][of])
+        elif k != before + 1:
+            return None
+    return axes if len(axes) == len(set(axes)) else None
+
+
+# Their parameters are an axis, or have a row for each.
+_BY_AXIS = frozenset(("Concat", "Pad", "StridedSlice"))
 
 
 def _is_pointwise(node: Node) -> bool:
@@ -505,7 +559,9 @@ class Builder:
             self.refuse(f"rank {x.rank} is above {MAX_RANK}, the highest of QNN's ops")
         if x.rank < MAX_RANK or x.is_const or self.tensor(x).shape == x.shape:
             return x
-        return self.op("Reshape", [x], x.shape)
+        y = self.op("Reshape", [x], x.shape)
+        self._views.setdefault(id(y.tensor), self.base(x))
+        return y
 
     def patches(self, x: Value, elements: int) -> bool:
         """Whether `x` with `elements` of it overwritten in rows should be a `Patch`."""
@@ -539,21 +595,28 @@ class Builder:
         p = tuple(perm)
         if (patch := x.patch) is not None:
             return patch.moved(p.index(patch.dim), lambda v: self.transpose(v, p))
-        if (y := self.transposed_free(x, p)) is not None:
-            return y
         if (y := self._pulled(x, p, {})) is not None:
             return y
         return self._transposed(x, p)
 
     def _transposed(self, x: Value, p: Shape) -> Value:
         """One Transpose of what `x` is a permutation of."""
+        shape = tuple(x.shape[i] for i in p)
+        if not _moves(x.shape, p):
+            return self.reshape(x, shape)
+        most = 4 if x.dtype is DType.INT32 else MAX_RANK  # axes that QNN's Transpose takes
         source, before = self._permutation(x)
         if source is not x:
-            return self._transposed(source, tuple(before[i] for i in p))
-        shape = tuple(x.shape[i] for i in p)
-        most = 4 if x.dtype is DType.INT32 else MAX_RANK  # axes that QNN's Transpose takes
-        if x.rank <= most:
-            return self.op("Transpose", [x], shape, params={"perm": self.param(p)})
+            q = tuple(before[i] for i in p)
+            own = tuple(before[p[before.index(i)]] for i in range(x.rank))
+            if x.rank <= most and _moved(own) < _moved(q):
+                # Channels that are shuffled: the change of layout behind it may cancel yet.
+                return self._swapped(self._transposed(source, own), before)
+            return self._transposed(source, q)
+        if (y := self._transposed_finer(x, p)) is not None:
+            return self.reshape(y, shape)
+        if x.rank <= 4:
+            return self._swapped(x, p)
         long = [i for i in p if x.shape[i] != 1]
         place = {i: k for k, i in enumerate(sorted(long))}
         runs: list[list[int]] = []  # axes that stay neighbours are one
@@ -572,7 +635,23 @@ class Builder:
             x = self._transposed(self.reshape(x, lengths), (0, 2, 1, 3))
             n = (math.prod(n[:to]) * n[at], *n[to:at], *n[at + 1 :])
             q = (0, *(k - to + (k < at) for k in q[to + 1 :]))
-        return self.reshape(self._transposed(self.reshape(x, n), q), shape)
+        y = self.reshape(x, n)
+        y = self._swapped(y, q) if len(n) == MAX_RANK == most else self._transposed(y, q)
+        return self.reshape(y, shape)
+
+    def _swapped(self, x: Value, p: Shape) -> Value:
+        shape = tuple(x.shape[i] for i in p)
+        return self.op("Transpose", [x], shape, params={"perm": self.param(p)})
+
+    def _transposed_finer(self, x: Value, p: Shape) -> Value | None:
+        """`_transposed` by the axes of what `x` is another shape of, if that is a permutation."""
+        base = self._whole(x)
+        source, perm = self.unpermuted(base)
+        factors = None if source is base else _factors(base.shape, x.shape)
+        if factors is None:
+            return None
+        y = self.reshape(self._swapped(source, perm), [n for n, _, _ in factors])
+        return self._transposed(y, tuple(k for j in p for k, f in enumerate(factors) if f[2] == j))
 
     def unpermuted(self, x: Value) -> tuple[Value, Shape]:
         """A value and a permutation of it that are `x`, such that the value needs no Transpose.
@@ -582,7 +661,7 @@ class Builder:
         same = tuple(range(x.rank))
         node = self._producers.get(id(x.tensor))
         while node is not None and node.type != "Transpose":
-            if not (_is_pointwise(node) or node.type == "Concat"):
+            if not (_is_pointwise(node) or node.type in _BY_AXIS):
                 return x, same
             rows = [self._producers.get(id(t)) for t in node.inputs if math.prod(t.shape) > 1]
             node = next((n for n in rows if n is not None), None)
@@ -593,14 +672,30 @@ class Builder:
         return (x, same) if y is None else (y, perm)
 
     def _permutation(self, x: Value) -> tuple[Value, Shape]:
-        """The value and the permutation that `x` is made of."""
-        node = self._producers.get(id(x.tensor))
-        if node is None or node.type != "Transpose" or x.shape != node.outputs[0].shape:
+        """The value and the permutation that `x` is made of, be it in another shape."""
+        base = self._whole(x)
+        node = self._producers.get(id(base.tensor))
+        if node is None or node.type != "Transpose":
             return x, tuple(range(x.rank))
-        perm = node.params["perm"]
-        assert isinstance(perm, Tensor)
-        assert isinstance(perm.data, np.ndarray)
-        return self._values[id(node.inputs[0])], tuple(int(i) for i in perm.data)
+        data = node.params["perm"]
+        assert isinstance(data, Tensor)
+        assert isinstance(data.data, np.ndarray)
+        source, perm = self._values[id(node.inputs[0])], tuple(int(i) for i in data.data)
+        if x.shape == base.shape:
+            return source, perm
+        factors = _factors(base.shape, x.shape)
+        ways = [perm.index(i) for i in range(source.rank)]
+        order = None if factors is None else _together(factors, ways, 1, 2)
+        if order is None:
+            return x, tuple(range(x.rank))
+        order = [i for i, n in enumerate(x.shape) if n == 1] + order
+        source = self.reshape(source, [x.shape[i] for i in order])
+        return source, tuple(order.index(i) for i in range(x.rank))
+
+    def _whole(self, x: Value) -> Value:
+        """What `x` is seen from: a tensor in its own shape."""
+        base = self.base(x)
+        return self._values.get(id(base.tensor), base)
 
     def transposed_free(self, x: Value, p: Shape) -> Value | None:
         """`transpose(x, p)` if that needs no op but a change of shape."""
@@ -612,32 +707,30 @@ class Builder:
         source, before = self._permutation(x)
         return None if source is x else self.transposed_free(source, tuple(before[i] for i in p))
 
-    def _pulled(self, x: Value, p: Shape, seen: dict[int, Value | None]) -> Value | None:
+    def _pulled(self, x: Value, p: Shape, seen: dict[object, Value | None]) -> Value | None:
         """`transpose(x, p)` where `p` cancels upstream of pointwise ops, for one operand at least.
 
         Two convolutions with an activation or a residual sum between them compute in their own
         layout that way.  The pointwise ops are emitted once more; if nobody needs their first form
         any longer, it is dropped in the end.
         """
-        key = id(x.tensor)
+        key = (id(x.tensor), x.shape, p)
         if key in seen:
             return seen[key]
         seen[key] = None  # not yet
-        if (y := self.transposed_free(x, p)) is not None:
-            seen[key] = y
-            return y
-        node = self._producers.get(key)
-        if node is None or node.outputs[0].shape != x.shape or len(node.outputs) > 1:
+        shape, moves = tuple(x.shape[i] for i in p), _moves(x.shape, p)
+        # Where no element moves, a Reshape would do; but nothing is cheaper.
+        if moves or x.is_const or qnn_shape(shape) == self.tensor(self.base(x)).shape:
+            seen[key] = self.transposed_free(x, p)
+        if seen[key] is not None:
+            return seen[key]
+        if self._whole(x).shape != x.shape:
+            seen[key] = self._pulled_view(x, p, shape, seen)
+            return seen[key]
+        node = self._producers.get(id(x.tensor))
+        if node is None or len(node.outputs) > 1:
             return None
-        shape = tuple(x.shape[i] for i in p)
-        params = dict(node.params)
-        if node.type == "Reshape":
-            return self._pulled_view(x, p, shape, seen)
-        if node.type == "Concat":
-            axis = params["axis"]
-            assert isinstance(axis, Scalar)
-            params["axis"] = u32(p.index(int(axis.value)))
-        elif not _is_pointwise(node):
+        if (params := self._permuted_params(node, p)) is None:
             return None
         ins: list[Value] = []
         cancelled, left = False, 0
@@ -647,34 +740,50 @@ class Builder:
                 return None
             if v.numel > 1:  # a single number broadcasts in any layout
                 y = self.transposed_free(v, p) if v.is_const else self._pulled(v, p, seen)
+                counts = not moves or _moves(v.shape, p)
                 if y is None:
-                    y, left = self._transposed(v, p), left + v.numel
+                    y, left = self._transposed(v, p), left + v.numel * counts
                 elif not v.is_const:
-                    cancelled = cancelled or _moves(v.shape, p)
+                    cancelled = cancelled or counts
                 v = y
             ins.append(v)
         if left > x.numel or (left and not cancelled):
             return None
         out = self.value_of(node.outputs[0])
-        tensors = [self.tensor(v) for v in ins]
+        tensors = [
+            self.tensor(v) for v in (self._unlike_padding(ins) if node.type == "Concat" else ins)
+        ]
         (y,) = self.emit(node.type, tensors, [(shape, out.dtype, out.quant)], params)
-        if key in self.computed:
+        if id(x.tensor) in self.computed:
             self.computed.add(id(y.tensor))
         seen[key] = y
         return y
 
+    def _permuted_params(self, node: Node, p: Shape) -> dict[str, Param] | None:
+        """The parameters of an op that does axis by axis what it does, for axes permuted by `p`."""
+        params = dict(node.params)
+        for name, param in params.items():
+            if node.type not in _BY_AXIS:
+                break
+            if name == "axis":
+                assert isinstance(param, Scalar)
+                params[name] = u32(p.index(int(param.value)))
+            elif isinstance(param, Tensor):  # a row for each axis
+                assert isinstance(param.data, np.ndarray)
+                params[name] = self.param(param.data[list(p)], param.dtype)
+        return params if _is_pointwise(node) or node.type in _BY_AXIS else None
+
     def _pulled_view(
-        self, x: Value, p: Shape, shape: Shape, seen: dict[int, Value | None]
+        self, x: Value, p: Shape, shape: Shape, seen: dict[object, Value | None]
     ) -> Value | None:
-        """`_pulled` where `x` is its base with other axes of length one."""
-        base = self.base(x)
-        ones = [i for i, n in enumerate(base.shape) if n == 1]
-        long = [i for i, n in enumerate(base.shape) if n != 1]
-        if [n for n in x.shape if n != 1] != [base.shape[i] for i in long]:
+        """`_pulled` where `x` is another shape of its base, whose axes stay whole."""
+        base = self._whole(x)
+        factors = _factors(base.shape, x.shape)
+        order = None if factors is None else _together(factors, p, 2, 1)
+        if order is None:
             return None
-        order = [i for i, n in enumerate(x.shape) if n != 1]
-        moved = [long[order.index(i)] for i in p if x.shape[i] != 1]
-        y = self._pulled(base, (*ones, *moved), seen)
+        ones = [i for i, n in enumerate(base.shape) if n == 1]
+        y = self._pulled(base, (*ones, *order), seen)
         return None if y is None else self.reshape(y, shape)
 
     def numerically(self, x: Value, fn: Callable[[Value], Value]) -> Value:
@@ -738,6 +847,17 @@ class Builder:
             return self.reshape(self.gather(x, 1, index), shape)
         params = {"axis": i32(dim)}
         return self.numerically(x, lambda v: self.op("Gather", [v, index], shape, params=params))
+
+    def take(self, x: Value, dim: int, places: Sequence[int]) -> Value:
+        """The places `places` of `x` along `dim`: a slice where they are evenly spaced."""
+        steps = {after - before for before, after in itertools.pairwise(places)} or {1}
+        if len(steps) == 1 and (step := steps.pop()) > 0:
+            return self.slice(x, dim, places[0], places[-1] + 1, step)
+        if x.is_const:
+            shape = (*x.shape[:dim], len(places), *x.shape[dim + 1 :])
+            at = torch.tensor(places)
+            return self.derived(x, f"take {dim} {places}", lambda t: t.index_select(dim, at), shape)
+        return self.gather(x, dim, self.const(torch.tensor(places)))
 
     def concat(self, xs: Sequence[Value], dim: int) -> Value:
         if len(xs) == 1:

@@ -163,8 +163,13 @@ def steps_of(node: torch.fx.Node, evaluate: Callable[[torch.fx.Node], Any]) -> S
     if name not in WEIGHT_OPS:
         return None
     shape = tuple(node.meta["val"].shape)
+    held_in: Any = node.args[0]
+
+    def integers() -> torch.Tensor:
+        return evaluate(held_in)  # type: ignore[no-any-return]
+
     if name == "torchao::dequantize_affine":
-        return _affine_steps(node, shape, evaluate)
+        return _affine_steps(node, shape, integers, evaluate)
     if name.endswith("per_tensor"):
         _, scale, zero_point, _low, high, dtype = node.args[:6]
         held = OF_TORCH.get(dtype)  # type: ignore[arg-type]
@@ -172,7 +177,7 @@ def steps_of(node: torch.fx.Node, evaluate: Callable[[torch.fx.Node], Any]) -> S
             return None
         bits = 4 if high == 7 else 8 * held.itemsize
         single = torch.tensor(float(scale))  # type: ignore[arg-type]
-        return Steps(held, bits, lambda: single.expand(shape), int(zero_point))  # type: ignore[arg-type]
+        return Steps(held, bits, integers, lambda: single.expand(shape), int(zero_point))  # type: ignore[arg-type]
     _, scales, zero_points, axis, _low, high, dtype = node.args[:7]
     held = OF_TORCH.get(dtype)  # type: ignore[arg-type]
     if held is None or (zero_points is not None and bool(evaluate(zero_points).any())):  # type: ignore[arg-type]
@@ -180,11 +185,19 @@ def steps_of(node: torch.fx.Node, evaluate: Callable[[torch.fx.Node], Any]) -> S
     along = [1] * len(shape)
     along[int(axis)] = -1  # type: ignore[arg-type]
     bits = 4 if high == 7 else 8 * held.itemsize
-    return Steps(held, bits, lambda: evaluate(scales).float().reshape(along).expand(shape))  # type: ignore[arg-type]
+
+    def scale() -> torch.Tensor:
+        t: torch.Tensor = evaluate(scales)  # type: ignore[arg-type]
+        return t.float().reshape(along).expand(shape)
+
+    return Steps(held, bits, integers, scale)
 
 
 def _affine_steps(
-    node: torch.fx.Node, shape: Shape, evaluate: Callable[[torch.fx.Node], Any]
+    node: torch.fx.Node,
+    shape: Shape,
+    integers: Callable[[], torch.Tensor],
+    evaluate: Callable[[torch.fx.Node], Any],
 ) -> Steps | None:
     _, block, scales, zero_points, dtype, _low, high = [*node.args, *[None] * 7][:7]
     held = OF_TORCH.get(dtype)  # type: ignore[arg-type]
@@ -199,7 +212,7 @@ def _affine_steps(
             t = t.repeat_interleave(k, d)
         return t
 
-    return Steps(held, 4 if high == 7 else 8 * held.itemsize, scale)
+    return Steps(held, 4 if high == 7 else 8 * held.itemsize, integers, scale)
 
 
 # -- changes of type ---------------------------------------------------------------------------
@@ -229,9 +242,14 @@ def requantize(b: Builder, x: Value, q: QuantType) -> Value:
 def _static(b: Builder, x: Value, q: QuantType) -> Tensor:
     """A constant stored as `q`."""
     assert x.const is not None
-    make = x.const.make
-    return b.static((x.const.key, q, x.shape), q.dtype, x.shape, q.encoding,
-                    lambda: quantized(make(), q))  # fmt: skip
+    const = x.const
+
+    def data() -> Array:
+        if const.steps is not None and _own_type(x) == q:
+            return np.ascontiguousarray(const.steps.integers().numpy())
+        return quantized(const.make(), q)
+
+    return b.static((const.key, q, x.shape), q.dtype, x.shape, q.encoding, data)
 
 
 def _own_type(x: Value) -> QuantType | None:
@@ -423,7 +441,7 @@ def _weight(b: Builder, w: Value, type: str) -> tuple[Tensor, tuple[float, ...] 
         Refused: it is not quantized, or in a way that HTP does not have.
     """
     assert w.const is not None
-    steps, make = w.const.steps, w.const.make
+    steps = w.const.steps
     if steps is None:
         steps = _single_step(b, w)
     if steps.zero_point:
@@ -432,15 +450,12 @@ def _weight(b: Builder, w: Value, type: str) -> tuple[Tensor, tuple[float, ...] 
     bits = 8 if type == "Conv3d" else steps.bits  # QNN compiles none of 4 bits
     grid = steps.scale()
     scales, factors = _by_channel(grid, axis)
-    low, high = -(2 ** (steps.bits - 1)), 2 ** (steps.bits - 1) - 1
     held = S16 if steps.bits == 16 else S8
 
     def data() -> Array:
-        grid = steps.scale()
-        q = torch.round(make().detach().float() / torch.where(grid == 0, 1.0, grid)).clamp(
-            low, high
+        return np.ascontiguousarray(
+            steps.integers().detach().numpy().astype(NUMPY[held], copy=False)
         )
-        return np.ascontiguousarray(q.numpy().astype(NUMPY[held]))
 
     encoding: Encoding
     result: tuple[float, ...] | float = tuple(scales)
@@ -463,7 +478,9 @@ def _single_step(b: Builder, w: Value) -> Steps:
     if not bool(((data == 0) | (data == top)).all()):
         b.refuse("its weight is not quantized")
     scale = torch.tensor(top / 64 or 1.0)
-    return Steps(S8, 8, lambda: scale.expand(w.shape))
+    assert w.const is not None
+    make = w.const.make
+    return Steps(S8, 8, lambda: torch.round(make() / scale), lambda: scale.expand(w.shape))
 
 
 def _by_channel(grid: torch.Tensor, axis: int) -> tuple[list[float], Array | None]:

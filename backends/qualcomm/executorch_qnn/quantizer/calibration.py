@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import LoweringError
+from .functional import mutated_buffers
 
 
 def calibrate(
@@ -42,16 +43,22 @@ def calibrate(
     mutable = [name for name in kept if not _is_observers(prepared, name)]
     total = len(batches) if isinstance(batches, Sequence) else None
     start, count = time.monotonic(), 0
+    constant = _observers_of_constants(prepared)
     try:
         for batch in batches:
             inputs = batch if isinstance(batch, (tuple, list)) else (batch,)
             _check(inputs, count, method)
             with torch.no_grad():
                 prepared(*inputs)
+            if count == 0:  # what does not change need not be looked at again
+                for observer in constant:
+                    observer.forward = _same
             count += 1
             if progress:
                 _tell(method, count, total, time.monotonic() - start)
     finally:
+        for observer in constant:
+            observer.__dict__.pop("forward", None)
         buffers = dict(prepared.named_buffers())
         for name in mutable:
             buffers[name].copy_(kept[name])
@@ -60,6 +67,23 @@ def calibrate(
             f"the calibration data of method {method!r} is empty: give an iterable of input tuples"
         )
     return count
+
+
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _observers_of_constants(prepared: torch.nn.Module) -> list[torch.nn.Module]:
+    """The observers of weights, which torchao has look at all of them in every call."""
+    if not isinstance(prepared, torch.fx.GraphModule):
+        return []
+    buffers = mutated_buffers(prepared)
+    return [
+        prepared.get_submodule(str(node.target))
+        for node in prepared.graph.find_nodes(op="call_module")
+        if all(n.op == "get_attr" and str(n.target) not in buffers for n in node.all_input_nodes)
+        and node.all_input_nodes
+    ]
 
 
 def _is_observers(module: torch.nn.Module, name: str) -> bool:

@@ -29,23 +29,44 @@ def quantized_methods(
 
     Raises:
         LoweringError: a method has no calibration data, or lost a mutable buffer on the way.
-        ValueError: there is no such recipe.
+        RecipeError: there is no such recipe.
     """
     quantizer = QnnQuantizer(recipe)
     batches = _by_method(list(exported), calibration)
-    quantized = {}
+    prepared, before, written = {}, {}, []
     for name, ep in exported.items():
         module = ep.module()
-        before = mutated_buffers(module)
-        prepared = prepare_pt2e(module, quantizer)
-        calibrate(prepared, batches[name], method=name, progress=progress)
-        quantized[name] = convert_pt2e(prepared)
-        if lost := before - mutated_buffers(quantized[name]):
+        before[name] = mutated_buffers(module)
+        prepared[name] = prepare_pt2e(module, quantizer)
+        calibrate(prepared[name], batches[name], method=name, progress=progress)
+        written += quantizer.written
+    _agree(written)
+    quantized = {}
+    for name, module in prepared.items():
+        quantized[name] = convert_pt2e(module)
+        if lost := before[name] - mutated_buffers(quantized[name]):
             raise LoweringError(
                 f"quantization lost the update of the mutable buffer {', '.join(sorted(lost))} of "
                 f"method {name!r}; leave the module that owns it out with a QuantRecipe"
             )
     return quantized
+
+
+def _agree(written: Iterable[tuple[str, Any]]) -> None:
+    """Gives all that is written to a buffer one range, in all methods: it has one encoding."""
+    by_buffer: dict[str, list[Any]] = {}
+    for name, observer in written:
+        if hasattr(observer, "min_val") and hasattr(observer, "max_val"):
+            by_buffer.setdefault(name, []).append(observer)
+    for observers in by_buffer.values():
+        seen = [o for o in observers if o.min_val.numel() == 1]
+        if not seen:
+            continue
+        low = torch.stack([o.min_val.reshape(()) for o in seen]).min()
+        high = torch.stack([o.max_val.reshape(()) for o in seen]).max()
+        for o in seen:
+            o.min_val.copy_(low.reshape(o.min_val.shape))
+            o.max_val.copy_(high.reshape(o.max_val.shape))
 
 
 def _by_method(methods: list[str], calibration: Any) -> Mapping[str, Iterable[Any]]:

@@ -72,12 +72,14 @@ class QnnQuantizer(Quantizer):  # type: ignore[misc]
         recipe: name of a recipe (`8a8w`, `16a8w`, `16a4w`, `16a16w`), or a `QuantRecipe`.
 
     Raises:
-        ValueError: there is no such recipe.
+        RecipeError: there is no such recipe.
     """
 
     def __init__(self, recipe: QuantRecipe | str) -> None:
         super().__init__()
         self.recipe = QuantRecipe.of(recipe)
+        self.written: list[tuple[str, ObserverOrFakeQuantize]] = []
+        """Buffers of the module that was prepared last, and the observers of what is written."""
 
     def transform_for_annotation(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
         """Rewrites in-place updates of buffers; see `functional`."""
@@ -102,6 +104,7 @@ class QnnQuantizer(Quantizer):  # type: ignore[misc]
         edge_or_node_to_obs_or_fq: dict[EdgeOrNode, ObserverOrFakeQuantize],
     ) -> None:
         """Shows what is written to a buffer the buffer's registered value, so that it fits in."""
+        self.written = []
         for node in model.graph.nodes:
             if node.op != "call_function" or name_of(node) != "copy":
                 continue
@@ -111,7 +114,10 @@ class QnnQuantizer(Quantizer):  # type: ignore[misc]
             value = _attribute(model, str(buffer.target))
             for source in _written(written):
                 observer = edge_or_node_to_obs_or_fq.get(source)
-                if observer is not None and value.is_floating_point() and bool(value.any()):
+                if observer is None or not value.is_floating_point():
+                    continue
+                self.written.append((str(buffer.target), observer))
+                if bool(value.any()):
                     observer(value.detach())
 
     def _bits(self, node: torch.fx.Node) -> Bits | None:

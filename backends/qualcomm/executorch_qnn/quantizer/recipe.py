@@ -18,6 +18,8 @@ from torchao.quantization.pt2e import (
 )
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
+from ..errors import RecipeError
+
 OBSERVERS: dict[str, Callable[..., Any]] = {
     "minmax": MinMaxObserver,
     "moving_average": MovingAverageMinMaxObserver,
@@ -57,7 +59,7 @@ class QuantRecipe:
         observer: of activations, one of `OBSERVERS`.
 
     Raises:
-        ValueError: a recipe or an observer that there is not.
+        RecipeError: a recipe or an observer that there is not.
     """
 
     base: str
@@ -68,11 +70,11 @@ class QuantRecipe:
     def __post_init__(self) -> None:
         for name in (self.base, *self.ops.values(), *self.modules.values()):
             if name is not None and name not in RECIPES:
-                raise ValueError(
+                raise RecipeError(
                     f"there is no quantization recipe {name!r}; there are {', '.join(RECIPES)}"
                 )
         if self.observer not in OBSERVERS:
-            raise ValueError(
+            raise RecipeError(
                 f"there is no observer {self.observer!r}; there are {', '.join(OBSERVERS)}"
             )
 
