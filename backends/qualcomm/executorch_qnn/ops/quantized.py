@@ -186,11 +186,11 @@ def steps_of(node: torch.fx.Node, evaluate: Callable[[torch.fx.Node], Any]) -> S
     along[int(axis)] = -1  # type: ignore[arg-type]
     bits = 4 if high == 7 else 8 * held.itemsize
 
-    def scale() -> torch.Tensor:
+    def each() -> torch.Tensor:
         t: torch.Tensor = evaluate(scales)  # type: ignore[arg-type]
         return t.float().reshape(along).expand(shape)
 
-    return Steps(held, bits, integers, scale)
+    return Steps(held, bits, integers, each)
 
 
 def _affine_steps(
