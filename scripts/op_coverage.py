@@ -138,7 +138,7 @@ def further_calls(dtype: torch.dtype) -> Iterator[tuple[OpOverload, tuple[Any, .
     batch_norm = aten._native_batch_norm_legit_no_training.default
     yield batch_norm, (image, *[torch.ones(2)] * 4, 0.1, 1e-5)
     yield batch_norm, (row, *[torch.ones(4)] * 4, 0.1, 1e-5)
-    yield aten.rrelu_with_noise_functional.default, (image, torch.ones(0), 0.1, 0.3, False)
+    yield aten.rrelu_with_noise_functional.default, (image, image, 0.1, 0.3, False)
     x, h = torch.ones(3, 2, 4), torch.ones(1, 2, 5)
     for op, gates in ((aten.gru.input, 3), (aten.rnn_tanh.input, 1), (aten.rnn_relu.input, 1)):
         weights = [torch.ones(gates * 5, 4), torch.ones(gates * 5, 5)]

@@ -228,9 +228,9 @@ def native_dropout(b: Builder, x: Value, p: float, train: bool | None) -> Sequen
 
 @lowers(aten.rrelu_with_noise_functional.default)
 def rrelu(
-    b: Builder, x: Value, noise: object, lower: Number = 1 / 8, upper: Number = 1 / 3,
+    b: Builder, x: Value, noise: Value, lower: Number = 1 / 8, upper: Number = 1 / 3,
     training: bool = False, *_: object,
-) -> list[Value | None]:  # fmt: skip
+) -> list[Value]:  # fmt: skip
     if training:
         b.refuse("random slopes have no place in inference: call `model.eval()` first")
-    return [leaky_relu(b, x, (lower + upper) / 2), None]
+    return [leaky_relu(b, x, (lower + upper) / 2), noise]
