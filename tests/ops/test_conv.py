@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Convolutions, pools and resampling on the simulator against PyTorch."""
+"""Convolutions on the simulator against PyTorch."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from harness import Case, check_all, op_types, refusal
+from harness import Case, check_all, op_types
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
@@ -70,49 +72,54 @@ CONVOLUTIONS: list[tuple[str, Function]] = [
     ("3d", lambda x: F.conv3d(x[None], filters(4, 2, 2, 3, 3), None, (1, 1, 2), (0, 1, 1))),
 ]  # fmt: skip
 
-POOLS: list[tuple[str, Function]] = [
-    ("max", lambda x: F.max_pool2d(x, 2)),
-    ("max padded", lambda x: F.max_pool2d(x, 3, 2, 1)),
-    ("max ceil", lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True)),
-    ("max ceil, last window left out", lambda x: F.max_pool2d(x, (2, 3), (2, 3), (0, 1), 1, True)),
-    ("max rest unused", lambda x: F.max_pool2d(x, 4, 4)),
-    ("max of one image", lambda x: F.max_pool2d(x[0], 2)),
-    ("max 1d", lambda x: F.max_pool1d(x[0], 3, 2)),
-    ("adaptive max", lambda x: F.adaptive_max_pool2d(x, (3, 4))),
-    ("avg", lambda x: F.avg_pool2d(x, 2)),
-    ("avg padded", lambda x: F.avg_pool2d(x, 3, 2, 1)),
-    ("avg without padding", lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)),
-    ("avg ceil", lambda x: F.avg_pool2d(x, 3, 2, 0, ceil_mode=True)),
-    ("avg ceil padded", lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True)),
-    ("avg ceil, no padding counted",
-     lambda x: F.avg_pool2d(x, (2, 3), (2, 3), (0, 1), True, False)),
-    ("avg divisor", lambda x: F.avg_pool2d(x, 2, divisor_override=3)),
-    ("avg 1d", lambda x: F.avg_pool1d(x[0], 3, 2, 1)),
-    ("avg 1d overlapping", lambda x: F.avg_pool1d(x[0], 5, 1, 2)),
-    ("avg overlapping", lambda x: F.avg_pool2d(x.reshape(1, 1, 24, 24), 3, 1, 1)),
-    ("avg overlapping inside", lambda x: F.avg_pool2d(x.reshape(1, 1, 24, 24), 2, 1)),
-    ("max overlapping", lambda x: F.max_pool2d(x.reshape(1, 1, 24, 24), 3, 1, 1)),
-    ("adaptive avg", lambda x: F.adaptive_avg_pool2d(x, (3, 2))),
-    ("adaptive avg to one", lambda x: F.adaptive_avg_pool2d(x, (1, 4))),
-    ("adaptive avg 1d", lambda x: F.adaptive_avg_pool1d(x[0], 4)),
-    ("nearest", lambda x: F.interpolate(x, scale_factor=2)),
-    ("nearest down", lambda x: F.interpolate(x, size=(5, 11))),
-    ("nearest 1d", lambda x: F.interpolate(x[0], scale_factor=2)),
-    ("bilinear", lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")),
-    ("bilinear down", lambda x: F.interpolate(x, size=(5, 11), mode="bilinear")),
-    ("bilinear corners",
-     lambda x: F.interpolate(x, size=(7, 15), mode="bilinear", align_corners=True)),
-]  # fmt: skip
-
 
 @pytest.mark.usefixtures("qnn_libraries")
 def test_convolutions_follow_pytorch() -> None:
     check_all([Case(name, fn, (X,), min_sqnr=60) for name, fn in CONVOLUTIONS])
 
 
-@pytest.mark.usefixtures("qnn_libraries")
-def test_pools_and_resampling_follow_pytorch() -> None:
-    check_all([Case(name, fn, (X,), min_sqnr=55) for name, fn in POOLS])
+@st.composite
+def convolutions(draw: st.DrawFn) -> Case:
+    """Of one to three axes, transposed or not, with weights that are known or not."""
+    axes = draw(st.sampled_from([1, 2, 2, 3]))
+    lengths = [1, 2, 3, 5, 8] if axes == 3 else [1, 2, 3, 5, 7, 8, 16, 24]
+    spatial = [draw(st.sampled_from(lengths)) for _ in range(axes)]
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3, 8]))
+    inner, outer = (draw(st.sampled_from([1, 1, 2, 5])) for _ in range(2))
+    if groups == 1:
+        inner, outer = (draw(st.sampled_from([1, 3, 8, 33])) for _ in range(2))
+    lead = draw(st.sampled_from([(1,), (1,), (2,), ()]))
+    transposed = draw(st.booleans())
+    dilated = draw(st.booleans())
+    numbers: list[tuple[int, ...]] = []
+    for n in spatial:
+        d = draw(st.integers(1, 3)) if dilated else 1
+        k = draw(st.integers(1, 5))
+        s = draw(st.integers(1, 4))
+        p = draw(st.integers(0, 3))
+        if transposed:
+            while (n - 1) * s - 2 * p + d * (k - 1) + 1 < 1:
+                p -= 1
+        while not transposed and d * (k - 1) + 1 > n + 2 * p:
+            k -= 1
+        meets = any((i * s - p + j * d) in range(n) for i in range(n + 2 * p) for j in range(k))
+        p = p if transposed or meets else 0  # a result of the bias alone
+        numbers.append((k, s, p, d, draw(st.integers(0, max(s, d) - 1))))
+    kernel, stride, padding, dilation, extra = (list(v) for v in zip(*numbers, strict=True))
+    x = normal(*lead, groups * inner, *spatial)
+    channels = (groups * inner, outer) if transposed else (groups * outer, inner)
+    w = normal(*channels, *kernel, seed=1)
+    w /= math.sqrt(inner * math.prod(kernel))
+    bias = draw(st.sampled_from([None, normal(groups * outer, seed=2)]))
+    named = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    if transposed:
+        named["output_padding"] = extra
+    op = getattr(F, f"conv{'_transpose' * transposed}{axes}d")
+    known = draw(st.booleans())
+    name = f"{op.__name__} {tuple(x.shape)} by {tuple(w.shape)} {named} {bias is not None} {known}"
+    if known:
+        return Case(name, lambda x: op(x, w, bias, **named), (x,), 50)
+    return Case(name, lambda x, w: op(x, w, bias, **named), (x, w), 50)
 
 
 class Residual(nn.Module):
@@ -179,17 +186,3 @@ def test_chains_of_convolutions_follow_pytorch() -> None:
             Case("1d padded, one in the batch", Padded(), (X[:1, :, 0],), min_sqnr=50),
         ]
     )
-
-
-@pytest.mark.parametrize(
-    ("fn", "reason"),
-    [
-        (lambda x: F.max_pool2d(x, 2, return_indices=True), "where the maxima stood"),
-        (lambda x: F.max_pool2d(x, 2, dilation=2), "no dilation"),
-        (lambda x: F.adaptive_avg_pool2d(x, (4, 3)), "does not divide"),
-        (lambda x: F.interpolate(x, scale_factor=1.3), "not by 1.3"),
-        (lambda x: F.conv_transpose3d(x[None], torch.ones(2, 2, 2, 2, 2)), "three spatial axes"),
-    ],
-)
-def test_what_qnn_cannot_do_is_refused_with_the_reason(fn: Function, reason: str) -> None:
-    assert reason in refusal(fn, X)

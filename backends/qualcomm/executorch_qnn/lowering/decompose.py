@@ -234,6 +234,17 @@ def _copy(node: torch.fx.Node) -> None:
     _replace(node, aten.expand.default, (cast, list(value.shape)), {})
 
 
+def _as_strided(node: torch.fx.Node) -> None:
+    """An `as_strided` of what its operand shows is a copy; an average pool to one place has it."""
+    source, size, stride, *offset = node.args
+    assert isinstance(source, torch.fx.Node)
+    value = source.meta["val"]
+    steps = zip(size, stride, value.stride(), strict=False)  # type: ignore[arg-type]
+    same = all(n == 1 or s == t for n, s, t in steps)
+    if tuple(size) == value.shape and same and offset in ([], [None], [value.storage_offset()]):  # type: ignore[arg-type]
+        _replace(node, aten.clone.default, (source,), {})
+
+
 def _replace(node: torch.fx.Node, op: OpOverload, args: Any, kwargs: dict[str, Any]) -> None:
     with node.graph.inserting_before(node):
         new = node.graph.call_function(op, args, kwargs)
@@ -251,6 +262,7 @@ _REWRITES: dict[Any, Callable[[torch.fx.Node], None]] = {
     aten.item.default: _item,
     aten.full_like.default: _full_like,
     aten.copy.default: _copy,
+    aten.as_strided.default: _as_strided,
 }
 
 

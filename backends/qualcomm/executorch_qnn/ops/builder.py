@@ -208,11 +208,6 @@ def _moves(shape: Shape, p: Shape) -> bool:
     return moved != sorted(moved)
 
 
-def _moved(p: Shape) -> int:
-    """How many axes are not where they were."""
-    return sum(i != k for i, k in enumerate(p))
-
-
 def _factors(a: Shape, b: Shape) -> list[tuple[int, int, int]] | None:
     """Lengths that make up the axes of both shapes of a tensor, with their axes in `a` and `b`.
 
@@ -232,6 +227,20 @@ def _factors(a: Shape, b: Shape) -> list[tuple[int, int, int]] | None:
             if length == 1:
                 axes.pop(0)
     return found
+
+
+def _outermost(a: Shape, b: Shape, dim: int) -> tuple[int, int] | None:
+    """The axis of `a` of which axis `dim` of `b` is the outer part, and how long the inner one is.
+
+    `None` if it is not, or if the shapes are equal.
+    """
+    factors = None if a == b else _factors(a, b)
+    own = [k for k, f in enumerate(factors or ()) if f[2] == dim]
+    if not factors or not own or len({factors[k][1] for k in own}) > 1:
+        return None
+    d = factors[own[0]][1]
+    first = own[0] == 0 or factors[own[0] - 1][1] != d
+    return (d, a[d] // b[dim]) if first else None
 
 
 def _together(
@@ -604,19 +613,14 @@ class Builder:
         shape = tuple(x.shape[i] for i in p)
         if not _moves(x.shape, p):
             return self.reshape(x, shape)
-        most = 4 if x.dtype is DType.INT32 else MAX_RANK  # axes that QNN's Transpose takes
         source, before = self._permutation(x)
         if source is not x:
-            q = tuple(before[i] for i in p)
-            own = tuple(before[p[before.index(i)]] for i in range(x.rank))
-            if x.rank <= most and _moved(own) < _moved(q):
-                # Channels that are shuffled: the change of layout behind it may cancel yet.
-                return self._swapped(self._transposed(source, own), before)
-            return self._transposed(source, q)
+            return self._transposed(source, tuple(before[i] for i in p))
         if (y := self._transposed_finer(x, p)) is not None:
             return self.reshape(y, shape)
         if x.rank <= 4:
             return self._swapped(x, p)
+        most = 4 if x.dtype is DType.INT32 else MAX_RANK  # axes that QNN's Transpose takes
         long = [i for i in p if x.shape[i] != 1]
         place = {i: k for k, i in enumerate(sorted(long))}
         runs: list[list[int]] = []  # axes that stay neighbours are one
@@ -659,17 +663,22 @@ class Builder:
         For ops that do as well in another order of axes, and give back less than they take.
         """
         same = tuple(range(x.rank))
+        perm = self._layout(x, set())
+        y = None if perm is None else self._pulled(x, tuple(perm.index(i) for i in same), {})
+        return (x, same) if y is None or perm is None else (y, perm)
+
+    def _layout(self, x: Value, seen: set[int]) -> Shape | None:
+        """The permutation that a Transpose upstream of pointwise ops has done, if there is one."""
         node = self._producers.get(id(x.tensor))
-        while node is not None and node.type != "Transpose":
-            if not (_is_pointwise(node) or node.type in _BY_AXIS):
-                return x, same
-            rows = [self._producers.get(id(t)) for t in node.inputs if math.prod(t.shape) > 1]
-            node = next((n for n in rows if n is not None), None)
-        if node is None or len(node.outputs[0].shape) != x.rank:
-            return x, same
-        _, perm = self._permutation(self._values[id(node.outputs[0])])
-        y = self._pulled(x, tuple(perm.index(i) for i in same), {})
-        return (x, same) if y is None else (y, perm)
+        if node is None or id(node) in seen or node.outputs[0].shape != x.shape:
+            return None
+        seen.add(id(node))
+        if node.type == "Transpose":
+            return self._permutation(x)[1]
+        if not _is_pointwise(node) and node.type not in _BY_AXIS:
+            return None
+        sources = [v for t in node.inputs if (v := self._values.get(id(t))) and v.rank == x.rank]
+        return next((p for v in sources if (p := self._layout(v, seen)) is not None), None)
 
     def _permutation(self, x: Value) -> tuple[Value, Shape]:
         """The value and the permutation that `x` is made of, be it in another shape."""
@@ -691,6 +700,10 @@ class Builder:
         order = [i for i, n in enumerate(x.shape) if n == 1] + order
         source = self.reshape(source, [x.shape[i] for i in order])
         return source, tuple(order.index(i) for i in range(x.rank))
+
+    def _is_transposed(self, x: Value) -> bool:
+        node = self._producers.get(id(self._whole(x).tensor))
+        return node is not None and node.type == "Transpose"
 
     def _whole(self, x: Value) -> Value:
         """What `x` is seen from: a tensor in its own shape."""
@@ -741,7 +754,10 @@ class Builder:
             if v.numel > 1:  # a single number broadcasts in any layout
                 y = self.transposed_free(v, p) if v.is_const else self._pulled(v, p, seen)
                 counts = not moves or _moves(v.shape, p)
-                if y is None:
+                if y is None and self._is_transposed(v) and v.numel <= 2 * x.numel:
+                    # What one op did another does now, for all that read it if all goes well.
+                    y, cancelled = self._transposed(v, p), True
+                elif y is None:
                     y, left = self._transposed(v, p), left + v.numel * counts
                 elif not v.is_const:
                     cancelled = cancelled or counts
@@ -804,6 +820,13 @@ class Builder:
         if x.is_const:
             index = (slice(None),) * dim + (slice(start, stop, step),)
             return self.derived(x, f"slice {dim} {start} {stop} {step}", lambda t: t[index], shape)
+        source, perm = self._permutation(x)
+        if source is not x:  # the change of layout may cancel with the next one
+            return self.transpose(self.slice(source, perm[dim], start, stop, step), perm)
+        base = self._whole(x)
+        if step == 1 and base.rank <= 4 and (place := _outermost(base.shape, x.shape, dim)):
+            d, inner = place
+            return self.reshape(self.slice(base, d, start * inner, stop * inner), shape)
         if x.rank > 4:
             y, d = self.fewer_axes(x, dim)
             return self.reshape(self.slice(y, d, start, stop, step), shape)

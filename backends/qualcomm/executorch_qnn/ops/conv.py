@@ -1,44 +1,41 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Convolutions, pools and resampling.
+"""Convolutions.
 
-PyTorch keeps channels in front, QNN behind.  Each op here changes to QNN's layout and back; between
-two of them the changes cancel (see `Builder.transpose`).  What has one spatial axis runs as two,
-the first of length one.
+Those of three axes are made of QNN's of two where its own are wrong: the planes that the kernel
+meets along the first axis lie side by side, as channels.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch.nn import functional
 
-from ..compile.ir import DType, Param, Tensor
-from .builder import Builder, Shape, Value, b8, u32
+from ..compile.ir import Param, Tensor
+from .builder import Builder, Shape, Value, u32
+from .elementwise import plus
+from .padding import padded
 from .registry import lowers
+from .spatial import channels_first, channels_last, each
 
 aten = torch.ops.aten
 
 
-def _channels_last(b: Builder, x: Value) -> Value:
-    return b.transpose(x, (0, *range(2, x.rank), 1))
+@dataclass(frozen=True)
+class Sweep:
+    """How a kernel moves along an axis, which is padded at both ends."""
 
+    stride: int = 1
+    before: int = 0
+    after: int = 0
+    dilation: int = 1
 
-def _channels_first(b: Builder, x: Value) -> Value:
-    return b.transpose(x, (0, x.rank - 1, *range(1, x.rank - 1)))
-
-
-def _both_ends(padding: Sequence[int]) -> list[tuple[int, int]]:
-    return [(p, p) for p in padding]
-
-
-def _each(values: Sequence[int], n: int) -> list[int]:
-    """PyTorch's spelling of one value per axis: one for all, or none for a default of 1."""
-    return list(values) * n if len(values) == 1 else list(values)
-
-
-# -- convolution -------------------------------------------------------------------------------
+    def count(self, n: int, k: int) -> int:
+        """The number of places to which a kernel of length `k` comes, of an axis of length `n`."""
+        return (n + self.before + self.after - self.dilation * (k - 1) - 1) // self.stride + 1
 
 
 @lowers(aten.convolution.default)
@@ -54,68 +51,164 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Value:
-    axes = x.rank - 2
-    stride, padding, dilation, output_padding = (
-        _each(v, axes) for v in (stride, padding, dilation, output_padding)
-    )
-    if axes == 1:
+    n = x.rank - 2
+    each_axis = zip(each(stride, n), each(padding, n), each(dilation, n), strict=True)
+    axes = [Sweep(s, p, p, d) for s, p, d in each_axis]
+    longer = each(output_padding, n)
+    if n == 1:
         x, weight = (b.reshape(v, (*v.shape[:2], 1, v.shape[2])) for v in (x, weight))
-        stride, padding = [1, *stride], [0, *padding]
-        dilation, output_padding = [1, *dilation], [0, *output_padding]
-    x = _channels_last(b, x)
+        axes, longer = [Sweep(), *axes], [0, *longer]
+    x = channels_last(b, x)
     bias = None if bias is None else b.cast(bias, x.dtype)
     if transposed:
-        y = _transposed(b, x, weight, bias, stride, padding, dilation, output_padding, groups)
+        axes = [replace(a, after=a.after - more) for a, more in zip(axes, longer, strict=True)]
+        y = _transposed(b, x, weight, bias, axes, groups)
     else:
-        y = _convolved(b, x, weight, bias, stride, _both_ends(padding), dilation, groups)
-    return b.reshape(_channels_first(b, y), b.result.shape)
+        y = convolved(b, x, weight, bias, axes, groups)
+    return b.reshape(channels_first(b, y), b.result.shape)
 
 
-def _convolved(
-    b: Builder,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    dilation: Sequence[int],
-    groups: int,
+_DEPTHWISE = ([1, 1], [2, 2])  # strides at which QNN's DepthWiseConv2d is right
+
+
+def convolved(
+    b: Builder, x: Value, weight: Value, bias: Value | None, axes: Sequence[Sweep], groups: int
 ) -> Value:
-    """A convolution, channels last, with padding (before, after) of each axis.
+    """A convolution of `[batch, *spatial, channels]` with a weight `[out, in, *kernel]`.
 
     QNN's is wrong for an image of one column whenever it is padded, and for one of one row if both
     ends are padded alike and the length is 8, 16, 24 and so on, up to 8 times the padding.
     """
     kernel = weight.shape[2:]
-    if x.rank == 4 and x.shape[1] > 1 == x.shape[2] == kernel[1] and not any(padding[1]):
+    if (needed := _needed(b, x.shape[1:-1], kernel, axes)) is not None:
+        return _trimmed(b, x, weight, bias, axes, groups, needed)
+    x, axes = _unstrided(b, x, kernel, axes)
+    if len(kernel) == 3 and any(a.dilation > 1 for a in axes):  # QNN's Conv3d mostly refuses it
+        return _by_planes(b, x, weight, bias, axes, groups)
+    h, w = axes[-2:]
+    if x.rank == 4 and x.shape[1] > 1 == x.shape[2] == kernel[1] and not (w.before or w.after):
         row, flat = (b.reshape(v, _turned(v.shape, i)) for v, i in ((x, 1), (weight, 2)))
-        y = _convolved(b, row, flat, bias, stride[::-1], padding[::-1], dilation[::-1], groups)
+        y = convolved(b, row, flat, bias, [w, h], groups)
         return b.reshape(y, _turned(y.shape, 1))
-    lengths = [
-        (n + sum(p) - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d in zip(x.shape[1:-1], kernel, stride, padding, dilation, strict=True)
-    ]
-    wanted = lengths[-1]
-    if x.rank == 4 and x.shape[1] == kernel[0] == 1 and _is_padded_alike(b, x, padding[1]):
+    wanted = w.count(x.shape[-2], kernel[-1])
+    if x.rank == 4 and x.shape[1] == kernel[0] == 1 and _is_padded_alike(b, x, w):
         # One more zero at the end; the output that it may add is cut off.
-        before, after = padding[1][0], padding[1][1] + 1
-        padding = [padding[0], (before, after)]
-        reach = dilation[1] * (kernel[1] - 1) + 1
-        lengths[1] = (x.shape[2] + before + after - reach) // stride[1] + 1
+        axes = [h, replace(w, after=w.after + 1)]
+    counts = [a.count(n, k) for a, n, k in zip(axes, x.shape[1:-1], kernel, strict=True)]
+    strides = [a.stride for a in axes]
     params: dict[str, Param] = {
-        "stride": b.param(stride),
-        "pad_amount": b.param(padding),
-        "dilation": b.param(dilation),
+        "stride": b.param(strides),
+        "pad_amount": b.param([(a.before, a.after) for a in axes]),
+        "dilation": b.param([a.dilation for a in axes]),
     }
-    op = "Conv3d" if len(kernel) == 3 else "Conv2d"
-    if op == "Conv2d" and groups == x.shape[-1] > 1 and max(dilation) == 1:
+    op = f"Conv{len(kernel)}d"
+    undilated = h.dilation == w.dilation == 1
+    if op == "Conv2d" and groups == x.shape[-1] > 1 and undilated and strides in _DEPTHWISE:
         op = "DepthWiseConv2d"
     else:
         params["group"] = u32(groups)
     filters = b.transpose(weight, (*range(2, weight.rank), 1, 0))
     inputs = [x, filters] if bias is None else [x, filters, bias]
-    y = b.op(op, inputs, (x.shape[0], *lengths, weight.shape[0]), params=params)
+    y = b.op(op, inputs, (x.shape[0], *counts, weight.shape[0]), params=params)
     return b.slice(y, y.rank - 2, 0, wanted)
+
+
+def _unstrided(
+    b: Builder, x: Value, kernel: Shape, axes: Sequence[Sweep]
+) -> tuple[Value, list[Sweep]]:
+    """Without strides that make no step; QNN takes some of them for others."""
+    changed = []
+    for d, (k, a) in enumerate(zip(kernel, axes, strict=True), 1):
+        n = x.shape[d]
+        if a.stride > 1 and a.count(n, k) == 1:
+            end = a.dilation * (k - 1) + 1 - a.before
+            x = b.slice(x, d, 0, min(n, end))
+            a = replace(a, stride=1, after=max(end - n, 0))
+        changed.append(a)
+    return x, changed
+
+
+def _needed(
+    b: Builder, lengths: Shape, kernel: Shape, axes: Sequence[Sweep]
+) -> list[tuple[range, range]] | None:
+    """Of each axis the places of the result, and those of the kernel, that ever meet the image.
+
+    `None` if all do.
+    """
+    needed, every = [], True
+    for n, k, a in zip(lengths, kernel, axes, strict=True):
+        m = a.count(n, k)
+        met = [
+            (i, j)
+            for i in range(m)
+            for j in range(k)
+            if 0 <= i * a.stride - a.before + j * a.dilation < n
+        ]
+        if not met:
+            b.refuse("its kernel meets nothing but padding; its result is the bias")
+        results, taps = (range(min(v), max(v) + 1) for v in zip(*met, strict=True))
+        needed.append((results, taps))
+        every = every and len(results) == m and len(taps) == k
+    return None if every else needed
+
+
+def _trimmed(
+    b: Builder,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    axes: Sequence[Sweep],
+    groups: int,
+    needed: Sequence[tuple[range, range]],
+) -> Value:
+    """A convolution without what meets nothing but padding, which QNN computes wrongly."""
+    lost, less = [], []
+    for d, (a, (results, taps)) in enumerate(zip(axes, needed, strict=True), 1):
+        n = x.shape[d]
+        end = a.count(n, weight.shape[d + 1]) - results.stop
+        lost.append((results.start, end))
+        before = a.before - results.start * a.stride - taps.start * a.dilation
+        reach = (len(results) - 1) * a.stride + a.dilation * (len(taps) - 1) + 1
+        x = b.slice(x, d, max(-before, 0), min(n, reach - before))
+        weight = b.slice(weight, d + 1, taps.start, taps.stop)
+        less.append(replace(a, before=max(before, 0), after=max(reach - before - n, 0)))
+    if not any(map(any, lost)):
+        return convolved(b, x, weight, bias, less, groups)
+    y = padded(b, convolved(b, x, weight, None, less, groups), [(0, 0), *lost, (0, 0)], 0)
+    return y if bias is None else plus(b, y, bias)
+
+
+def _by_planes(
+    b: Builder, x: Value, weight: Value, bias: Value | None, axes: Sequence[Sweep], groups: int
+) -> Value:
+    """A convolution of three axes as one of two."""
+    out, inner, depth, *kernel = weight.shape
+    planes = _side_by_side(b, x, depth, axes[0], groups)
+    filters = b.reshape(b.transpose(weight, (0, 2, 1, 3, 4)), (out, depth * inner, *kernel))
+    y = convolved(b, planes, filters, bias, axes[1:], groups)
+    return b.reshape(y, (x.shape[0], y.shape[0] // x.shape[0], *y.shape[1:]))
+
+
+def _side_by_side(
+    b: Builder, x: Value, depth: int, a: Sweep, groups: int, *, backwards: bool = False
+) -> Value:
+    """`[batch * count, height, width, depth * channels]`: the planes that a kernel meets.
+
+    Args:
+        x: `[batch, planes, height, width, channels]`.
+        a: how the kernel moves along the planes; negative padding cuts.
+        groups: of channels; the planes lie side by side in each.
+        backwards: the kernel's last place meets the first plane.
+    """
+    n, length, h, w, c = x.shape
+    rows = b.reshape(x, (n, length, h * w * groups, c // groups))
+    rows = b.slice(rows, 1, max(-a.before, 0), length - max(-a.after, 0))
+    rows = padded(b, rows, [(0, 0), (max(a.before, 0), max(a.after, 0)), (0, 0), (0, 0)], 0)
+    count = a.count(length, depth)
+    starts = [a.dilation * i for i in range(depth)]
+    planes = [b.slice(rows, 1, i, i + a.stride * (count - 1) + 1, a.stride) for i in starts]
+    joined = b.concat(planes[::-1] if backwards else planes, 3)
+    return b.reshape(joined, (n * count, h, w, depth * c))
 
 
 def _turned(shape: Shape, i: int) -> Shape:
@@ -123,11 +216,11 @@ def _turned(shape: Shape, i: int) -> Shape:
     return (*shape[:i], shape[i + 1], shape[i], *shape[i + 2 :])
 
 
-def _is_padded_alike(b: Builder, x: Value, padding: tuple[int, int]) -> bool:
+def _is_padded_alike(b: Builder, x: Value, a: Sweep) -> bool:
     """Whether a row is padded alike at both ends, be it by an op before, which QNN fuses."""
     source = b.moved_from(x)
     node = None if source is None else b.producer(source)
-    amounts = [padding]
+    amounts = [(a.before, a.after)]
     if node is not None and node.type == "Pad":
         pads = node.params["pad_amount"]
         assert isinstance(pads, Tensor)
@@ -136,29 +229,39 @@ def _is_padded_alike(b: Builder, x: Value, padding: tuple[int, int]) -> bool:
     return any(before == after > 0 for before, after in amounts)
 
 
+# -- transposed --------------------------------------------------------------------------------
+
+
 def _transposed(
-    b: Builder,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    output_padding: Sequence[int],
-    groups: int,
+    b: Builder, x: Value, weight: Value, bias: Value | None, axes: Sequence[Sweep], groups: int
 ) -> Value:
-    if weight.rank != 4:
-        b.refuse("QNN's transposed convolution of three spatial axes is not used")
-    if groups > 1 or max(dilation) > 1:
-        if not weight.is_const:
-            b.refuse("QNN's transposed convolution has neither groups nor dilation")
-        weight = _spread(b, weight, dilation, groups)
-    sizes = zip(x.shape[1:3], weight.shape[2:], stride, padding, output_padding, strict=True)
-    spatial = tuple((n - 1) * s - 2 * p + k + o for n, k, s, p, o in sizes)
+    """A transposed convolution of `[batch, *spatial, channels]` with `[in, out, *kernel]`.
+
+    Padding is what is cut off its result; negative padding makes the result longer.  QNN's has no
+    dilation, its groups are wrong, and its `output_padding` is wrong where it is longer than the
+    padding: the kernel becomes longer instead.
+    """
+    if groups > 1 and not weight.is_const:
+        n, m = weight.shape[0] // groups, weight.shape[1]
+        parts = []
+        for i in range(groups):
+            own = b.slice(x, x.rank - 1, n * i, n * i + n), b.slice(weight, 0, n * i, n * i + n)
+            added = None if bias is None else b.slice(bias, 0, m * i, m * i + m)
+            parts.append(_transposed(b, *own, added, axes, 1))
+        return b.concat(parts, x.rank - 1)
+    weight = _dense(b, weight, groups)
+    if weight.rank == 5:
+        return _transposed_by_planes(b, x, weight, bias, axes)
+    for d, a in enumerate(axes, 2):
+        weight = _interleaved(b, weight, d, a.dilation)
+        weight = _extended(b, weight, d, max(-a.after, 0))
+    sizes = zip(x.shape[1:-1], weight.shape[2:], axes, strict=True)
+    axes = [replace(a, after=max(a.after, 0)) for a in axes]
+    spatial = tuple((n - 1) * a.stride + k - a.before - max(a.after, 0) for n, k, a in sizes)
     params: dict[str, Param] = {
-        "stride": b.param(stride),
-        "pad_amount": b.param(_both_ends(padding)),
-        "output_padding": b.param(output_padding),
+        "stride": b.param([a.stride for a in axes]),
+        "pad_amount": b.param([(a.before, a.after) for a in axes]),
+        "output_padding": b.param([0] * len(axes)),
         "group": u32(1),
     }
     filters = b.transpose(weight, (2, 3, 0, 1))
@@ -167,208 +270,68 @@ def _transposed(
     return b.op("TransposeConv2d", inputs, shape, params=params)
 
 
-def _spread(b: Builder, weight: Value, dilation: Sequence[int], groups: int) -> Value:
-    """The weight `[in, out, h, w]` of the same convolution with one group and no dilation."""
+def _transposed_by_planes(
+    b: Builder, x: Value, weight: Value, bias: Value | None, axes: Sequence[Sweep]
+) -> Value:
+    """A transposed convolution of three axes as one of two: QNN's own is wrong more often than not.
+
+    Along the first axis it is a convolution of what is interleaved with zeros, kernel reversed.
+    """
+    inner, out, depth, *kernel = weight.shape
+    a = axes[0]
+    reach = a.dilation * (depth - 1)
+    along = Sweep(1, reach - a.before, reach - a.after, a.dilation)
+    spread = _interleaved(b, x, 1, a.stride)
+    planes = _side_by_side(b, spread, depth, along, 1, backwards=True)
+    filters = b.reshape(b.transpose(weight, (2, 0, 1, 3, 4)), (depth * inner, out, *kernel))
+    y = _transposed(b, planes, filters, bias, axes[1:], 1)
+    return b.reshape(y, (x.shape[0], y.shape[0] // x.shape[0], *y.shape[1:]))
+
+
+def _dense(b: Builder, weight: Value, groups: int) -> Value:
+    """The weight `[in, out, *kernel]` of the same transposed convolution with one group."""
+    if groups == 1:
+        return weight
     n, m, *kernel = weight.shape
-    h, w = ((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
 
     def fn(t: torch.Tensor) -> torch.Tensor:
-        full = t.new_zeros(groups, n // groups, groups, m, h, w)
+        full = t.new_zeros(groups, n // groups, groups, m, *kernel)
         for g, part in enumerate(t.unflatten(0, (groups, -1))):
-            full[g, :, g, :, :: dilation[0], :: dilation[1]] = part
-        return full.reshape(n, groups * m, h, w)
+            full[g, :, g] = part
+        return full.reshape(n, groups * m, *kernel)
 
-    return b.derived(weight, f"spread {dilation} {groups}", fn, (n, groups * m, h, w))
-
-
-# -- pools -------------------------------------------------------------------------------------
+    return b.derived(weight, f"dense {groups}", fn, (n, groups * m, *kernel))
 
 
-class _Windows:
-    """The windows of a pool over `[..., h, w]`.
+def _interleaved(b: Builder, x: Value, dim: int, step: int) -> Value:
+    """`x` with `step - 1` zeros between its places along `dim`."""
+    if step == 1:
+        return x
+    shape = (*x.shape[:dim], (x.shape[dim] - 1) * step + 1, *x.shape[dim + 1 :])
+    if x.is_const:
 
-    Attributes:
-        spatial: the result's height and width.
-        padding: (before, after) of each axis: PyTorch's, with `after` such that QNN's pool, which
-            knows no `ceil_mode` that agrees with PyTorch's, gives `spatial`.
-    """
+        def fn(t: torch.Tensor) -> torch.Tensor:
+            full = t.new_zeros(shape)
+            full[(slice(None),) * dim + (slice(None, None, step),)] = t
+            return full
 
-    def __init__(
-        self,
-        result: Shape,
-        size: Shape,
-        kernel: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-    ) -> None:
-        self.spatial, self.size = result[-2:], size[-2:]
-        self.kernel = _each(kernel, 2)
-        self.stride = _each(stride, 2) or self.kernel
-        self.declared = _each(padding, 2)
-        self.padding = [
-            (p, max((m - 1) * s + k - n - p, 0))
-            for m, n, k, s, p in zip(
-                self.spatial, self.size, self.kernel, self.stride, self.declared, strict=True
-            )
-        ]
-
-    def params(self, b: Builder) -> dict[str, Param]:
-        return {
-            "filter_size": b.param(self.kernel),
-            "stride": b.param(self.stride),
-            "pad_amount": b.param(self.padding),
-            "rounding_mode": u32(0),
-        }
-
-    def counts(self, include_padding: bool) -> torch.Tensor:
-        """How many elements PyTorch averages in each window, `[1, h, w, 1]`."""
-        sides = []
-        for m, n, k, s, p in zip(
-            self.spatial, self.size, self.kernel, self.stride, self.declared, strict=True
-        ):
-            first = torch.arange(m) * s - p
-            low, high = (-p, n + p) if include_padding else (0, n)
-            sides.append((first + k).clamp(max=high) - first.clamp(min=low))
-        return (sides[0][:, None] * sides[1]).reshape(1, *self.spatial, 1)
+        return b.derived(x, f"interleave {dim} {step}", fn, shape)
+    y = b.around(x, dim)
+    before, n, after = y.shape
+    spread = padded(
+        b, b.reshape(y, (before, n, 1, after)), [(0, 0), (0, 0), (0, step - 1), (0, 0)], 0
+    )
+    y = b.reshape(spread, (before, n * step, after))
+    return b.reshape(b.slice(y, 1, 0, shape[dim]), shape)
 
 
-def _pooled(b: Builder, x: Value, pool: Callable[[Value, Shape], Value], w: _Windows) -> Value:
-    """`pool` in QNN's layout on `[..., c, h, w]`."""
-    if x.dtype is not DType.FLOAT16:
-        b.refuse(f"QNN does not pool {x.dtype.name}")
-    x = b.reshape(x, (math.prod(x.shape[:-3]), *x.shape[-3:]))
-    y = pool(_channels_last(b, x), (x.shape[0], *w.spatial, x.shape[1]))
-    return b.reshape(_channels_first(b, y), b.result.shape)
-
-
-def _max_pool(b: Builder, x: Value, w: _Windows) -> list[Value]:
-    if 1 in b.used:
-        b.refuse("QNN's max pool does not tell where the maxima stood")
-    y = _pooled(b, x, lambda v, s: b.op("PoolMax2d", [v], s, params=w.params(b)), w)
-    nowhere = b.expand(b.const(torch.tensor(0)), b.result.shape)
-    return [y, nowhere]
-
-
-@lowers(aten.max_pool2d_with_indices.default)
-def max_pool2d(
-    b: Builder,
-    x: Value,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    *_: object,
-) -> list[Value]:
-    if max(dilation) > 1:
-        b.refuse("QNN's max pool has no dilation")
-    return _max_pool(b, x, _Windows(b.result.shape, x.shape, kernel, stride, padding))
-
-
-@lowers(aten.adaptive_max_pool2d.default)
-def adaptive_max_pool2d(b: Builder, x: Value, *_: object) -> list[Value]:
-    return _max_pool(b, x, _adaptive(b, x))
-
-
-@lowers(aten.avg_pool2d.default)
-def avg_pool2d(
-    b: Builder,
-    x: Value,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Value:
-    w = _Windows(b.result.shape, x.shape, kernel, stride, padding)
-    counts = w.counts(count_include_pad)
-    if divisor_override is not None:
-        counts = torch.full_like(counts, divisor_override)
-    return _avg_pool(b, x, w, counts)
-
-
-@lowers(aten._adaptive_avg_pool2d.default)
-def adaptive_avg_pool2d(b: Builder, x: Value, *_: object) -> Value:
-    w = _adaptive(b, x)
-    return _avg_pool(b, x, w, w.counts(False))
-
-
-def _avg_pool(b: Builder, x: Value, w: _Windows, counts: torch.Tensor) -> Value:
-    """The sum over each window divided by `counts`.
-
-    QNN's own pool is right where windows neither overlap nor reach outside; elsewhere a depthwise
-    convolution is.
-    """
-    area = math.prod(w.kernel)
-    factor = area / counts
-
-    def pool(v: Value, shape: Shape) -> Value:
-        if w.kernel == w.stride and not any(map(any, w.padding)):
-            params = {**w.params(b), "count_pad_for_edges": b8(False)}
-            y = b.op("PoolAvg2d", [v], shape, params=params)
-        else:
-            weight = b.const(torch.full((v.shape[-1], 1, *w.kernel), 1 / area))
-            y = _convolved(b, v, weight, None, w.stride, w.padding, [1, 1], v.shape[-1])
-        if bool((factor == 1).all()):
-            return y
-        return b.binary("ElementWiseMultiply", y, b.const(factor))
-
-    return _pooled(b, x, pool, w)
-
-
-def _adaptive(b: Builder, x: Value) -> _Windows:
-    """Windows of one size, as QNN's pools have them."""
-    spatial, size = b.result.shape[-2:], x.shape[-2:]
-    if any(n % m for n, m in zip(size, spatial, strict=True)):
-        b.refuse(f"{list(size)} does not divide into {list(spatial)} windows of one size")
-    kernel = [n // m for n, m in zip(size, spatial, strict=True)]
-    return _Windows(b.result.shape, x.shape, kernel, kernel, (0,))
-
-
-# -- resampling --------------------------------------------------------------------------------
-
-
-@lowers(aten.upsample_nearest2d.vec)
-def upsample_nearest2d_vec(
-    b: Builder, x: Value, _: object, scales: Sequence[float] | None = None
-) -> Value:
-    return upsample_nearest2d(b, x, _, *(scales or ()))
-
-
-@lowers(aten.upsample_nearest2d.default)
-def upsample_nearest2d(b: Builder, x: Value, _: object, *scales: float | None) -> Value:
-    return _resized(b, x, "ResizeNearestNeighbor", False, False, scales)
-
-
-@lowers(aten.upsample_bilinear2d.vec)
-def upsample_bilinear2d_vec(
-    b: Builder, x: Value, _: object, corners: bool, scales: Sequence[float] | None = None
-) -> Value:
-    return upsample_bilinear2d(b, x, _, corners, *(scales or ()))
-
-
-@lowers(aten.upsample_bilinear2d.default)
-def upsample_bilinear2d(
-    b: Builder, x: Value, _: object, corners: bool, *scales: float | None
-) -> Value:
-    return _resized(b, x, "ResizeBilinear", corners, not corners, () if corners else scales)
-
-
-def _resized(
-    b: Builder,
-    x: Value,
-    type: str,
-    corners: bool,
-    half_pixel: bool,
-    scales: Sequence[float | None],
-) -> Value:
-    shape = b.result.shape
-    for scale, n, m in zip(scales, x.shape[2:], shape[2:], strict=False):
-        if scale is not None and n * scale != m:
-            b.refuse(f"QNN resizes by the ratio of the sizes, {m}/{n}, not by {scale}")
-    params: dict[str, Param] = {
-        "align_corners": b8(corners),
-        "half_pixel_centers": b8(half_pixel),
-    }
-    y = b.op(type, [_channels_last(b, x)], (shape[0], *shape[2:], shape[1]), params=params)
-    return _channels_first(b, y)
+def _extended(b: Builder, x: Value, dim: int, more: int) -> Value:
+    """`x` with so many zeros at the end of axis `dim`."""
+    if not more:
+        return x
+    amounts = [(0, more if d == dim else 0) for d in range(x.rank)]
+    if not x.is_const:
+        return padded(b, x, amounts, 0)
+    shape = (*x.shape[:dim], x.shape[dim] + more, *x.shape[dim + 1 :])
+    flat = [n for pair in reversed(amounts) for n in pair]
+    return b.derived(x, f"extend {dim}", lambda t: functional.pad(t, flat), shape)

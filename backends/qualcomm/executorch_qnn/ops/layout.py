@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Layout: views, permutations, concatenation, splitting, broadcasting, padding, filling."""
+"""Layout: views, permutations, concatenation, splitting, broadcasting, filling."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..compile.ir import DType, Param
-from .builder import Builder, Number, Shape, Value, f32, u32
+from ..compile.ir import Param
+from .builder import Builder, Number, Value, u32
 from .registry import lowers
 
 aten = torch.ops.aten
@@ -239,58 +239,6 @@ def _blocks(b: Builder, type: str, x: Value, factor: int) -> Value:
     params: dict[str, Param] = {"block_size": b.param([factor, factor]), "mode": crd}
     y = b.op(type, [x], (n, h, w, c), params=params)
     return b.reshape(b.transpose(y, (0, 3, 1, 2)), b.result.shape)
-
-
-# -- padding -----------------------------------------------------------------------------------
-
-
-def _amounts(pad: Sequence[int], rank: int) -> list[tuple[int, int]]:
-    """PyTorch's padding, last axis first, as (before, after) of each axis."""
-    pairs = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
-    return [(0, 0)] * (rank - len(pairs)) + pairs
-
-
-@lowers(aten.constant_pad_nd.default)
-def constant_pad_nd(b: Builder, x: Value, pad: Sequence[int], value: Number = 0) -> Value:
-    amounts = _amounts(pad, x.rank)
-    for d, (before, after) in enumerate(amounts):
-        x = b.slice(x, d, max(-before, 0), x.shape[d] - max(-after, 0))  # negative padding cuts
-    amounts = [(max(before, 0), max(after, 0)) for before, after in amounts]
-    if not any(map(any, amounts)):
-        return x
-    if x.dtype is DType.FLOAT16 and x.rank <= 4 and not x.is_const:
-        return _padded(b, x, 0, amounts, b.result.shape, value)
-    for d, lengths in enumerate(amounts):
-        sides = [_filled(b, (*x.shape[:d], n, *x.shape[d + 1 :]), value, x) for n in lengths]
-        around = [sides[0], x, sides[1]]
-        x = b.concat([s for s in around if s.shape[d]], d)
-    return x
-
-
-def _filled(b: Builder, shape: Shape, value: Number, like: Value) -> Value:
-    dtype = torch.float32 if like.dtype.is_float else torch.int64
-    return b.expand(b.const(torch.tensor(value, dtype=dtype), like.dtype), shape)
-
-
-def _padded(
-    b: Builder,
-    x: Value,
-    scheme: int,
-    amounts: Sequence[tuple[int, int]],
-    shape: Shape,
-    value: Number = 0,
-) -> Value:
-    params: dict[str, Param] = {"scheme": u32(scheme), "pad_amount": b.param(amounts)}
-    if scheme == 0:
-        params["pad_constant_value"] = f32(value)
-    return b.op("Pad", [x], shape, params=params)
-
-
-@lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, keep=True)
-def reflection_pad(b: Builder, x: Value, pad: Sequence[int]) -> Value:
-    if min(pad) < 0 or x.dtype is not DType.FLOAT16:
-        b.refuse("QNN reflects only floats, and only outwards")
-    return _padded(b, x, 2, _amounts(pad, x.rank), b.result.shape)
 
 
 # -- filling -----------------------------------------------------------------------------------

@@ -98,8 +98,11 @@ def table() -> dict[OpOverload, Row]:
         layout,
         matmul,
         norm,
+        padding,
+        pool,
         recurrent,
         reduction,
+        resize,
     )
 
     return TABLE
