@@ -618,6 +618,11 @@ class Builder:
             return self._transposed(source, tuple(before[i] for i in p))
         if (y := self._transposed_finer(x, p)) is not None:
             return self.reshape(y, shape)
+        return self._permuted(x, p)
+
+    def _permuted(self, x: Value, p: Shape) -> Value:
+        """One Transpose of `x` as it is, or as many as there must be of at most five axes."""
+        shape = tuple(x.shape[i] for i in p)
         if x.rank <= 4:
             return self._swapped(x, p)
         most = 4 if x.dtype is DType.INT32 else MAX_RANK  # axes that QNN's Transpose takes
@@ -636,14 +641,15 @@ class Builder:
             to = next(i for i, k in enumerate(q) if i != k)
             at = q[to]
             lengths = (math.prod(n[:to]), math.prod(n[to:at]), n[at], math.prod(n[at + 1 :]))
-            x = self._transposed(self.reshape(x, lengths), (0, 2, 1, 3))
+            x = self._swapped(self.reshape(x, lengths), (0, 2, 1, 3))
             n = (math.prod(n[:to]) * n[at], *n[to:at], *n[at + 1 :])
             q = (0, *(k - to + (k < at) for k in q[to + 1 :]))
         y = self.reshape(x, n)
-        y = self._swapped(y, q) if len(n) == MAX_RANK == most else self._transposed(y, q)
+        y = self._swapped(y, q) if len(n) <= most else self._permuted(y, q)
         return self.reshape(y, shape)
 
     def _swapped(self, x: Value, p: Shape) -> Value:
+        """A Transpose that QNN has."""
         shape = tuple(x.shape[i] for i in p)
         return self.op("Transpose", [x], shape, params={"perm": self.param(p)})
 
