@@ -9,8 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cpu_ops import cosh_and_asinh_stay_on_the_cpu
 
 from .programs import Method, Plan, Step, int32, make_program
+
+__all__ = ["cosh_and_asinh_stay_on_the_cpu"]
 
 ROOT = Path(__file__).parents[2]
 
