@@ -233,7 +233,7 @@ def test_the_same_data_gives_the_same_encodings() -> None:
 def test_parts_of_a_model_stay_in_fp16(tmp_path: Path, qnn_libraries: str) -> None:
     model = Vision().eval()
     batches = [(noise(i, 1, 3, 16, 16),) for i in range(3)]
-    recipe = qnn.QuantRecipe("8a8w", modules={"head": None})
+    recipe = qnn.QuantRecipe("8a8w", {"head": None})
     program, _ = quantize(model, batches, recipe, tmp_path, qnn_libraries)
     code = str(program.fake_quantized["forward"].graph)
     assert code.count("dequantize_per_channel.default]") == 3

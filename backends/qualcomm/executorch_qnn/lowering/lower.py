@@ -52,8 +52,8 @@ def lower(
         model: a module in eval mode, or `{method: (module, example_inputs)}`.
         example_inputs: of `model`, when that is a module.
         target: the SoC to compile for.
-        quantize: name of a recipe (`8a8w`, `16a8w`, `16a4w`, `16a16w`) or a `QuantRecipe`; fp16
-            when `None`.
+        quantize: name of a recipe (`8a8w`, `16a8w`, `16a4w`, `16a4w_block`, `16a16w`) or a
+            `QuantRecipe`; fp16 when `None`.
         calibration: what the ranges are found with, an iterable of input tuples, which are
             consecutive calls; `{method: iterable}` for several methods.
         dynamic_shapes: as for `torch.export`, or `{method: ...}` for several methods; with
@@ -110,7 +110,7 @@ def lower(
         from ..quantizer import quantized_methods  # torchao takes its time to import
 
         with stage("quantize"):
-            fake_quantized = quantized_methods(exported, quantize, calibration)
+            fake_quantized = quantized_methods(exported, quantize, calibration, target)
             exported = {
                 name: _export(module, methods[name][1], None, name)
                 for name, module in fake_quantized.items()

@@ -1,67 +1,86 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Running a prepared model on data, without a trace in its state."""
+"""Running prepared models on data, without a trace in their state."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import LoweringError
-from .functional import mutated_buffers
 
 
 def calibrate(
-    prepared: torch.nn.Module,
-    batches: Iterable[Any],
+    prepared: torch.nn.Module | Mapping[str, torch.nn.Module],
+    batches: Iterable[Any] | Mapping[str, Iterable[Any]],
     *,
-    progress: bool = False,
-    method: str = "forward",
+    progress: bool | None = None,
 ) -> int:
-    """Shows a prepared model its calibration data, and gives its buffers back their values.
+    """Shows prepared models their calibration data, and gives their buffers back their values.
 
     The batches are consecutive calls: state goes on from one to the next, as it does later.  What
     the observers have seen stays.
 
     Args:
-        prepared: what `prepare_pt2e` gave.
-        batches: inputs of each call, as a tuple; a single tensor stands for a tuple of one.
-        progress: tell on stderr how far it is, and how long it will take.
-        method: name for messages.
+        prepared: what `prepare_pt2e` gave; `{method: module}` for several methods of one program.
+        batches: inputs of each call, as a tuple; anything else stands for a tuple of one.
+            `{method: batches}` for several methods.
+        progress: tell on stderr how far it is, and how long it will take; if stderr is a terminal
+            when None.
 
     Returns:
         The number of batches.
 
     Raises:
-        LoweringError: there are no batches, or one has NaN or infinity in it.
+        LoweringError: a method has no data, or an input or a value on the way is NaN or infinite.
     """
-    kept = {name: b.detach().clone() for name, b in prepared.named_buffers()}
-    mutable = [name for name in kept if not _is_observers(prepared, name)]
-    total = len(batches) if isinstance(batches, Sequence) else None
-    start, count = time.monotonic(), 0
-    constant = _observers_of_constants(prepared)
+    modules = prepared if isinstance(prepared, Mapping) else {"forward": prepared}
+    data = by_method(list(modules), batches)
+    told = sys.stderr.isatty() if progress is None else progress
+    return sum(_calibrate(m, data[name], name, told) for name, m in modules.items())
+
+
+def by_method(methods: Sequence[str], batches: Any) -> Mapping[str, Iterable[Any]]:
+    """Calibration data of each method.
+
+    Raises:
+        LoweringError: a method has none.
+    """
+    if batches is None:
+        raise LoweringError(
+            "quantization needs calibration=, an iterable of input tuples, or {method: iterable}"
+        )
+    if not isinstance(batches, Mapping):
+        if len(methods) > 1:
+            raise LoweringError(
+                f"each of the methods {', '.join(methods)} needs calibration data of its own: "
+                "{method: iterable of input tuples}"
+            )
+        return {methods[0]: batches}
+    if missing := [m for m in methods if m not in batches]:
+        raise LoweringError(f"there is no calibration data for method {', '.join(missing)}")
+    return batches
+
+
+def _calibrate(module: torch.nn.Module, batches: Iterable[Any], method: str, told: bool) -> int:
     try:
+        total = len(batches)  # type: ignore[arg-type]
+    except TypeError:
+        total = None
+    start, count = time.monotonic(), 0
+    with buffers_kept(module), torch.no_grad():
         for batch in batches:
             inputs = batch if isinstance(batch, (tuple, list)) else (batch,)
             _check(inputs, count, method)
-            with torch.no_grad():
-                prepared(*inputs)
-            if count == 0:  # what does not change need not be looked at again
-                for observer in constant:
-                    observer.forward = _same
+            module(*inputs)
             count += 1
-            if progress:
+            if told:
                 _tell(method, count, total, time.monotonic() - start)
-    finally:
-        for observer in constant:
-            observer.__dict__.pop("forward", None)
-        buffers = dict(prepared.named_buffers())
-        for name in mutable:
-            buffers[name].copy_(kept[name])
     if count == 0:
         raise LoweringError(
             f"the calibration data of method {method!r} is empty: give an iterable of input tuples"
@@ -69,30 +88,26 @@ def calibrate(
     return count
 
 
-def _same(x: torch.Tensor) -> torch.Tensor:
-    return x
-
-
-def _observers_of_constants(prepared: torch.nn.Module) -> list[torch.nn.Module]:
-    """The observers of weights, which torchao has look at all of them in every call."""
-    if not isinstance(prepared, torch.fx.GraphModule):
-        return []
-    buffers = mutated_buffers(prepared)
-    return [
-        prepared.get_submodule(str(node.target))
-        for node in prepared.graph.find_nodes(op="call_module")
-        if all(n.op == "get_attr" and str(n.target) not in buffers for n in node.all_input_nodes)
-        and node.all_input_nodes
-    ]
-
-
-def _is_observers(module: torch.nn.Module, name: str) -> bool:
-    return "activation_post_process" in name
+@contextmanager
+def buffers_kept(module: torch.nn.Module) -> Iterator[None]:
+    """Gives a module's buffers their values back at the end; those of observers go on."""
+    kept = {
+        name: (buffer, buffer.detach().clone())
+        for name, buffer in module.named_buffers()
+        if not name.startswith("activation_post_process")
+    }
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in kept.values():
+                buffer.copy_(value)
 
 
 def _check(inputs: Sequence[Any], number: int, method: str) -> None:
     for i, t in enumerate(pytree.tree_leaves(tuple(inputs))):
-        if isinstance(t, torch.Tensor) and t.is_floating_point() and not t.isfinite().all():
+        # Masks are made of minus infinity.
+        if isinstance(t, torch.Tensor) and t.is_floating_point() and not (t < torch.inf).all():
             raise LoweringError(
                 f"input {i} of calibration batch {number} of method {method!r} has NaN or infinity "
                 "in it: no range can be found for it"

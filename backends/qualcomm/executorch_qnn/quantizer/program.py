@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""From modules to quantized modules, for all methods of a program."""
+"""From exported programs to quantized modules, for all methods of a program."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ..errors import LoweringError
-from .calibration import calibrate
+from ..target import Target
+from .calibration import by_method, calibrate
 from .functional import mutated_buffers
 from .quantizer import QnnQuantizer
 from .recipe import QuantRecipe
@@ -20,7 +21,8 @@ def quantized_methods(
     exported: Mapping[str, torch.export.ExportedProgram],
     recipe: QuantRecipe | str,
     calibration: Any,
-    progress: bool = False,
+    target: Target | None = None,
+    progress: bool | None = None,
 ) -> dict[str, torch.fx.GraphModule]:
     """Method to its quantized module: float ops between `quantize` and `dequantize`.
 
@@ -29,18 +31,18 @@ def quantized_methods(
 
     Raises:
         LoweringError: a method has no calibration data, or lost a mutable buffer on the way.
-        RecipeError: there is no such recipe.
+        RecipeError: there is no such recipe, or the target cannot run it.
     """
-    quantizer = QnnQuantizer(recipe)
-    batches = _by_method(list(exported), calibration)
-    prepared, before, written = {}, {}, []
-    for name, ep in exported.items():
-        module = ep.module()
-        before[name] = mutated_buffers(module)
+    quantizer = QnnQuantizer(recipe, target=target)
+    batches = by_method(list(exported), calibration)
+    modules = {name: ep.module() for name, ep in exported.items()}
+    before = {name: mutated_buffers(module) for name, module in modules.items()}
+    slots = _slots(modules, before)
+    prepared = {}
+    for name, module in modules.items():
+        quantizer.slots = slots[name]
         prepared[name] = prepare_pt2e(module, quantizer)
-        calibrate(prepared[name], batches[name], method=name, progress=progress)
-        written += quantizer.written
-    _agree(written)
+    calibrate(prepared, batches, progress=progress)
     quantized = {}
     for name, module in prepared.items():
         quantized[name] = convert_pt2e(module)
@@ -52,35 +54,25 @@ def quantized_methods(
     return quantized
 
 
-def _agree(written: Iterable[tuple[str, Any]]) -> None:
-    """Gives all that is written to a buffer one range, in all methods: it has one encoding."""
-    by_buffer: dict[str, list[Any]] = {}
-    for name, observer in written:
-        if hasattr(observer, "min_val") and hasattr(observer, "max_val"):
-            by_buffer.setdefault(name, []).append(observer)
-    for observers in by_buffer.values():
-        seen = [o for o in observers if o.min_val.numel() == 1]
-        if not seen:
-            continue
-        low = torch.stack([o.min_val.reshape(()) for o in seen]).min()
-        high = torch.stack([o.max_val.reshape(()) for o in seen]).max()
-        for o in seen:
-            o.min_val.copy_(low.reshape(o.min_val.shape))
-            o.max_val.copy_(high.reshape(o.max_val.shape))
+def _slots(
+    modules: Mapping[str, torch.fx.GraphModule], written: Mapping[str, set[str]]
+) -> dict[str, dict[str, str]]:
+    """Method to its buffers that any method writes, and the slots that they are."""
+    from ..aliasing.slots import identity
 
-
-def _by_method(methods: list[str], calibration: Any) -> Mapping[str, Iterable[Any]]:
-    if calibration is None:
-        raise LoweringError(
-            "quantize= needs calibration=: an iterable of input tuples, or {method: iterable}"
-        )
-    if not isinstance(calibration, Mapping):
-        if len(methods) > 1:
-            raise LoweringError(
-                f"each of the methods {', '.join(methods)} needs calibration data of its own: "
-                "calibration={method: iterable of input tuples}"
-            )
-        return {methods[0]: calibration}
-    if missing := [m for m in methods if m not in calibration]:
-        raise LoweringError(f"there is no calibration data for method {', '.join(missing)}")
-    return calibration
+    slot_of_name: dict[str, str] = {}
+    slot_of_tensor: dict[object, str] = {}
+    members: dict[str, list[tuple[str, str]]] = {}
+    for method, module in modules.items():
+        for name, tensor in module.named_buffers(remove_duplicate=False):
+            key = identity(tensor)
+            slot = slot_of_name.get(name) or slot_of_tensor.get(key) or name
+            slot_of_name.setdefault(name, slot)
+            slot_of_tensor.setdefault(key, slot)
+            members.setdefault(slot, []).append((method, name))
+    slots: dict[str, dict[str, str]] = {method: {} for method in modules}
+    for slot, names in members.items():
+        if any(name in written[method] for method, name in names):
+            for method, name in names:
+                slots[method][name] = slot
+    return slots
