@@ -149,3 +149,61 @@ def test_statistics_of_the_run_are_refused() -> None:
 def test_rows_longer_than_fp16_counts() -> None:
     long = normal(2, 40960, scale=math.sqrt(3.0))
     check(lambda x: (F.layer_norm(x, (40960,)), F.rms_norm(x, (40960,))), long, min_sqnr=66)
+
+
+# -- batch norms behind layers with weights ----------------------------------------------------
+
+
+class Twice(nn.Module):
+    """A layer whose result is read beside the batch norm, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Conv2d(3, 8, 3), trained(nn.BatchNorm2d(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return self.norm(y) + y
+
+
+PLANE = torch.linspace(-2, 2, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8).sin()
+LINE, BLOCK = PLANE.reshape(2, 3, 64), PLANE.reshape(2, 3, 4, 4, 4)
+# Layer and batch norm, input, the op that does both.
+LAYERS: list[tuple[nn.Module, nn.Module, torch.Tensor, str]] = [
+    (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), PLANE, "Conv2d"),
+    (nn.Conv2d(3, 8, 3, 2, bias=False), nn.BatchNorm2d(8, affine=False), PLANE, "Conv2d"),
+    (nn.Conv2d(3, 6, 3, groups=3), nn.BatchNorm2d(6), PLANE, "DepthWiseConv2d"),
+    (nn.Conv2d(3, 3, 3, groups=3), nn.BatchNorm2d(3), PLANE, "DepthWiseConv2d"),
+    (nn.Conv1d(3, 8, 3), nn.BatchNorm1d(8), LINE, "Conv2d"),
+    (nn.Conv3d(3, 8, 3), nn.BatchNorm3d(8), BLOCK, "Conv3d"),
+    (nn.ConvTranspose2d(3, 8, 2, 2), nn.BatchNorm2d(8), PLANE, "TransposeConv2d"),
+    (nn.Linear(64, 8), nn.BatchNorm1d(8), LINE[:, 0], "FullyConnected"),
+]
+
+
+def both(layer: nn.Module, norm: nn.Module) -> nn.Module:
+    return nn.Sequential(layer, trained(norm)).eval()
+
+
+def test_batch_norms_are_in_the_weights_of_the_layer_before() -> None:
+    for layer, norm, x, op in LAYERS:
+        types = op_types(both(layer, norm), x)
+        assert op in types
+        assert not {"ElementWiseMultiply", "ElementWiseAdd"} & set(types), types
+
+
+def test_a_layer_that_others_read_is_computed_once() -> None:
+    assert op_types(Twice(), PLANE).count("Conv2d") == 1
+
+
+def test_weights_that_fp16_would_lose_are_not_scaled() -> None:
+    model = both(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    model[0].weight.data *= 1e-3
+    model[1].weight.data[2] = 1e-3
+    assert "ElementWiseMultiply" in op_types(model, PLANE)
+
+
+@pytest.mark.usefixtures("qnn_libraries")
+def test_layers_with_batch_norms_follow_pytorch() -> None:
+    cases = [Case(op, both(layer, norm), (x,)) for layer, norm, x, op in LAYERS]
+    check_all([*cases, Case("twice", Twice().eval(), (PLANE,))])

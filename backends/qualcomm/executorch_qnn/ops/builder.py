@@ -340,6 +340,8 @@ class Builder:
         self.graph = Graph(name)
         self.results: list[Result] = []
         self.used: set[int] = set()
+        self.sole = False
+        """Whether the node is the only one that reads its first operand."""
         self.source = ""
         self._cons: dict[object, list[Value]] = {}
         self._statics: dict[object, Tensor] = {}
@@ -545,7 +547,7 @@ class Builder:
             return x
         if x.is_const:
             return self.derived(x, "reshape", lambda t: t.reshape(s), s)
-        if x.patch is not None and (d := _same_axis(x.shape, s, x.patch.dim)) is not None:
+        if x.patch is not None and (d := same_axis(x.shape, s, x.patch.dim)) is not None:
 
             def fn(v: Value) -> Value:
                 return self.reshape(v, (*s[:d], v.numel // (x.numel // s[d]), *s[d + 1 :]))
@@ -1017,7 +1019,7 @@ class Builder:
         return self.reshape(y, shape)
 
 
-def _same_axis(shape: Shape, other: Shape, dim: int) -> int | None:
+def same_axis(shape: Shape, other: Shape, dim: int) -> int | None:
     """The axis of `other`, a reshape of `shape`, that is axis `dim` of `shape`; `None` if none."""
     before, length = math.prod(shape[:dim]), shape[dim]
     for d, n in enumerate(other):

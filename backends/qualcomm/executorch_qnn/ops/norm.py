@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from ..compile.ir import DType, Node, Param, Tensor
-from .builder import Arg, Builder, Const, Shape, Value, f32, u32
+from .builder import FP16_MAX, Arg, Builder, Const, Shape, Value, f32, same_axis, u32
 from .elementwise import plus, times
 from .reduction import moments
 from .registry import lowers
@@ -201,7 +202,80 @@ def _affine(
 
     key = (eps, *(v.const.key for v in known if v.const), weight is None, bias is None)
     make = [Value(shape, DType.FLOAT16, const=Const(f, (f.__name__, key))) for f in (scale, shift)]
+    if b.sole and (y := _in_weights(b, x, *make)) is not None:
+        return y
     return plus(b, times(b, x, make[0]), make[1])
+
+
+_OUTPUTS = {"Conv2d": -1, "Conv3d": -1, "DepthWiseConv2d": -1, "FullyConnected": 0,
+            "TransposeConv2d": -1, "TransposeConv3d": -1}  # fmt: skip
+"""QNN ops with weights, and along which axis of the weight the channels of the result lie."""
+_FP16_NORMAL = 2.0**-14
+
+
+def _in_weights(b: Builder, x: Value, scale: Value, shift: Value) -> Value | None:
+    """`x * scale + shift` by channel, done by the weights of the op that makes `x`, if it has any.
+
+    Not where weights would come to lie outside of the numbers that fp16 has in full precision.
+    """
+    node, moves = None if x.tensor is None else b.producer(x.tensor), list[Node]()
+    while node is not None and node.type in ("Reshape", "Transpose"):
+        moves.insert(0, node)
+        node = b.producer(node.inputs[0])
+    if node is None or node.type not in _OUTPUTS or any(n.source != node.source for n in moves):
+        return None
+    image, weight, *biases = (b.value_of(t) for t in node.inputs)
+    shape, channel = node.outputs[0].shape, _channel(node, moves, x.shape)
+    known = [v.const for v in (weight, *biases, scale, shift)]
+    if channel != 1 or node.outputs[0].encoding or any(c is None or c.steps for c in known):
+        return None
+    w, *rest, s, t = (c.make for c in known if c)
+    axis = _OUTPUTS[node.type] % weight.rank
+    along = [-1 if i == axis else 1 for i in range(weight.rank)]
+
+    def scaled() -> torch.Tensor:
+        return w().float() * s().reshape(along)
+
+    def shifted() -> torch.Tensor:
+        return sum((f().float() * s().flatten() for f in rest), t().flatten())
+
+    largest = scaled().abs().amax([i for i in range(weight.rank) if i != axis])
+    tiny = (largest < _FP16_NORMAL) & (largest > 0) & (s().flatten().abs() > _FP16_NORMAL)
+    if tiny.any() or largest.max() > FP16_MAX:
+        return None
+    key = [c.key for c in known if c]
+    operands = [
+        image,
+        Value(weight.shape, weight.dtype, const=Const(scaled, ("scaled", *key))),
+        Value((shape[-1],), weight.dtype, const=Const(shifted, ("shifted", *key))),
+    ]
+    y = b.op(node.type, operands, shape, params=node.params)
+    for n in moves:
+        y = b.reshape(y, n.outputs[0].shape) if n.type == "Reshape" else b.transpose(y, _order(n))
+    return b.reshape(y, x.shape)
+
+
+def _channel(node: Node, moves: Sequence[Node], shape: Shape) -> int | None:
+    """The axis to which the last axis of the result of `node` comes, `None` if to none."""
+    channel: int | None = len(node.outputs[0].shape) - 1
+    last = node.outputs[0].shape
+    for n in (*moves, None):
+        if channel is None:
+            break
+        after = shape if n is None else n.outputs[0].shape
+        if n is not None and n.type == "Transpose":
+            channel = _order(n).index(channel)
+        else:
+            channel = same_axis(last, after, channel)
+        last = after
+    return channel
+
+
+def _order(node: Node) -> list[int]:
+    perm = node.params["perm"]
+    assert isinstance(perm, Tensor)
+    assert isinstance(perm.data, np.ndarray)
+    return [int(i) for i in perm.data]
 
 
 # -- written out by hand -----------------------------------------------------------------------

@@ -197,6 +197,7 @@ def lower_node(
         return [_quantized_node(b, node, env)]
     op, row = find_row(node)
     b.results = metadata(node)
+    b.sole = any(len(n.users) == 1 for n in node.all_input_nodes[:1])
     b.used = read_outputs(node)
     for i in b.used:
         b.results[i].dtype  # noqa: B018 - refuses types that HTP does not have
