@@ -130,6 +130,8 @@ def further_calls(dtype: torch.dtype) -> Iterator[tuple[OpOverload, tuple[Any, .
     yield aten.convolution.default, (image, *depthwise)
     yield aten.upsample_nearest2d.default, (image, [8, 8])
     yield aten.upsample_bilinear2d.default, (image, [8, 8], False)
+    yield aten._upsample_bicubic2d_aa.default, (image, [3, 2], False)
+    yield aten._upsample_nearest_exact3d.default, (image[None], [2, 8, 8])
     yield aten.full.default, ([2, 3], 1.0)
     yield aten.scalar_tensor.default, (1.0,)
     yield aten.fill.Scalar, (image, 2.0)

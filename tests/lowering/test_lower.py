@@ -171,7 +171,8 @@ def test_the_report_is_json_text_and_html(on: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"quantize": "16a4w"}, qnn.LoweringError, "not supported yet"),
+        ({"quantize": "16a4w"}, qnn.LoweringError, "calibration="),
+        ({"quantize": "15a3w"}, qnn.RecipeError, "16a4w"),
         ({"state_update": "copy"}, ValueError, "state_update is"),
         ({"fallback": "gpu"}, ValueError, "fallback is"),
         ({"target": "SM1"}, qnn.QnnError, "SM8650"),

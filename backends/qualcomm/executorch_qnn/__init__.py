@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         LibraryNotFound,
         LoweringError,
         QnnError,
+        RecipeError,
         StateError,
         UnsupportedOp,
     )
@@ -25,6 +26,7 @@ _EXPORTS = {
     "QnnError": "errors",
     "UnsupportedOp": "errors",
     "LoweringError": "errors",
+    "RecipeError": "errors",
     "LibraryNotFound": "errors",
     "IncompatiblePayload": "errors",
     "StateError": "errors",

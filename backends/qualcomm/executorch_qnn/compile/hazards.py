@@ -10,7 +10,7 @@ every read of a place before its write.
 
 from __future__ import annotations
 
-from .ir import Graph, Kind, Node, Tensor
+from .ir import Graph, Kind, Node, Scalar, Tensor
 
 # Besides all that QNN calls ElementWise: ops whose output element depends on the input element at
 # the same place, and on nothing else of that input.  Reading place p of the input is then always an
@@ -34,8 +34,8 @@ def aliasing_is_sound(graph: Graph, source: Tensor, out: Tensor) -> tuple[bool, 
     `out` through pointwise ops of one shape, and through scatters into what stands there.  And
     nobody else may read what a pointwise op makes of a large `source`: the compiler computes it
     again for such a reader, tile by tile, from what stands at the address by then (seen with a
-    product that a MatMul reads, from 256 KB on).  Everything else gets two regions that are
-    swapped.
+    product that a MatMul reads, from 256 KB on).  What only overwrites places may be computed again:
+    it gives the same.  Everything else gets two regions that are swapped.
 
     Returns:
         The verdict, and its reason in words.
@@ -51,13 +51,10 @@ def aliasing_is_sound(graph: Graph, source: Tensor, out: Tensor) -> tuple[bool, 
         node = readers[0]
         if node.inputs[0] is source and all(t is not source for t in node.inputs[1:]):
             return True, f"{node.name} writes its rows and nobody else reads the old value"
-    pending, seen = [source], {id(source)}
+    pending, seen, idempotent = [source], {id(source)}, True
     while pending:
         t = pending.pop()
         if t is out:
-            if users.get(id(t)) and t.nbytes > _STAGED:
-                name = users[id(t)][0].name
-                return False, f"{name} reads the new value, and might compute it again from the old"
             continue
         if t is not source and t.kind is Kind.OUTPUT:
             return False, f"{t.name} is an output that is computed from the old value"
@@ -69,7 +66,13 @@ def aliasing_is_sound(graph: Graph, source: Tensor, out: Tensor) -> tuple[bool, 
             pointwise = node.type.startswith("ElementWise") or node.type in _POINTWISE
             if not (overwrites or pointwise) or result.shape != source.shape:
                 return False, f"{node.name} ({node.type}) reads the old value, not place by place"
+            mode = node.params.get("reduction")
+            adds = isinstance(mode, Scalar) and mode.value != 0
+            idempotent = idempotent and overwrites and not adds
             if id(result) not in seen:
                 seen.add(id(result))
                 pending.append(result)
+    if not idempotent and users.get(id(out)) and out.nbytes > _STAGED:
+        name = users[id(out)][0].name
+        return False, f"{name} reads the new value, and might compute it again from the old"
     return True, "the new value is computed place by place from the old one"
