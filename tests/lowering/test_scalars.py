@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from cpu_ops import without
 from torch import Tensor, nn
 
 import executorch_qnn as qnn
-
-from cpu_ops import without
 
 
 class Counts(nn.Module):

@@ -34,8 +34,8 @@ def aliasing_is_sound(graph: Graph, source: Tensor, out: Tensor) -> tuple[bool, 
     `out` through pointwise ops of one shape, and through scatters into what stands there.  And
     nobody else may read what a pointwise op makes of a large `source`: the compiler computes it
     again for such a reader, tile by tile, from what stands at the address by then (seen with a
-    product that a MatMul reads, from 256 KB on).  What only overwrites places may be computed again:
-    it gives the same.  Everything else gets two regions that are swapped.
+    product that a MatMul reads, from 256 KB on).  What only overwrites places may be computed
+    again: it gives the same.  Everything else gets two regions that are swapped.
 
     Returns:
         The verdict, and its reason in words.
