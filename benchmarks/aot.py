@@ -6,6 +6,10 @@ QNN libraries, and prints CPU time, wall time, peak memory, file size, QNN's own
 and the DDR traffic per step that QNN's compiler counts.
 
     python benchmarks/aot.py --layers 2,8,30
+    python benchmarks/aot.py --layers 2,8,30 --quantize 16a8w
+
+Quantized models are calibrated with the same tokens on both sides; that, with all of the
+quantizer's work, is a row of its own and no part of lowering.
 
 The in-tree backend works with the libraries of onnxruntime-qnn 2.5.0 only; they are downloaded
 unless `--peer-libraries` names them, and used for both sides unless `--qnn-libraries` names others
@@ -90,11 +94,19 @@ Lower = Callable[[Any, tuple[Any, ...], argparse.Namespace], dict[str, Any]]
 def _ours() -> Lower:
     import executorch_qnn as qnn
 
-    assert qnn.lower  # the package imports what is asked for
+    # The package imports what is asked for.
+    assert qnn.lower
+    assert qnn.QnnQuantizer
 
     def lower(model: Any, inputs: tuple[Any, ...], args: argparse.Namespace) -> dict[str, Any]:
-        target = qnn.Target(args.target)
-        program = qnn.lower(model, inputs, target=target, qnn_libraries=args.qnn_libraries)
+        program = qnn.lower(
+            model,
+            inputs,
+            target=qnn.Target(args.target),
+            quantize=args.quantize,
+            calibration=args.batches,
+            qnn_libraries=args.qnn_libraries,
+        )
         program.save(args.output)
         return _facts_of(program.report)
 
@@ -106,23 +118,38 @@ def _facts_of(lowered: Any) -> dict[str, Any]:
     report = json.loads(lowered.to_json())
     method = report["methods"]["forward"]
     delegates = method["delegates"]
+    stages = report["cpu_s"] | {"QNN's compiler": report["compile_cpu_s"]}
     return {
+        # A model that is not quantized is exported once, by lowering.
+        "quantize_cpu_s": stages["export"] + stages["quantize"] if "quantize" in stages else 0.0,
         "delegates": len(delegates),
         "cpu_ops": len(method["cpu_ops"]),
         "qnn_ops": sum(delegate["qnn_ops"] for delegate in delegates),
         "finalize_s": sum(delegate["finalize_s"] for delegate in delegates),
         "ddr_read_bytes": sum(delegate["ddr_read_bytes"] or 0 for delegate in delegates),
         "ddr_write_bytes": sum(delegate["ddr_write_bytes"] or 0 for delegate in delegates),
-        "stages_cpu_s": report["cpu_s"] | {"QNN's compiler": report["compile_cpu_s"]},
+        "stages_cpu_s": stages,
     }
 
 
 def _in_tree() -> Lower:
+    from executorch.backends.qualcomm.quantizer.quantizer import QnnQuantizer, QuantDtype
     from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
     from executorch.backends.qualcomm.utils import utils
 
     def lower(model: Any, inputs: tuple[Any, ...], args: argparse.Namespace) -> dict[str, Any]:
-        options = utils.generate_htp_compiler_spec(use_fp16=True)
+        before = tree_cpu_seconds(os.getpid())
+        if args.quantize:
+            quantizer = QnnQuantizer(soc_model=getattr(QcomChipset, args.target))
+            quantizer.set_default_quant_config(
+                getattr(QuantDtype, f"use_{args.quantize}"),
+                is_qat=False,
+                is_conv_per_channel=True,
+                is_linear_per_channel=True,
+            )
+            model = _quantized_in_tree(quantizer, model, inputs, args.batches)
+        quantize_cpu_s = tree_cpu_seconds(os.getpid()) - before
+        options = utils.generate_htp_compiler_spec(use_fp16=not args.quantize)
         spec = utils.generate_qnn_executorch_compiler_spec(
             soc_model=getattr(QcomChipset, args.target), backend_options=options
         )
@@ -131,24 +158,45 @@ def _in_tree() -> Lower:
         with Path(args.output).open("wb") as file:
             program.write_to_file(file)
         plan = program.executorch_program.execution_plan[0]
-        return {"delegates": len(plan.delegates), "cpu_ops": len(plan.operators)}
+        return {
+            "quantize_cpu_s": quantize_cpu_s,
+            "delegates": len(plan.delegates),
+            "cpu_ops": len(plan.operators),
+        }
 
     return lower
+
+
+def _quantized_in_tree(quantizer: Any, model: Any, inputs: tuple[Any, ...], batches: Any) -> Any:
+    import torch
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    exported = torch.export.export(model, inputs, strict=True)
+    prepared = prepare_pt2e(exported.module(), quantizer)
+    with torch.no_grad():
+        for batch in batches:
+            prepared(*batch)
+    return convert_pt2e(prepared)
 
 
 def run_child(args: argparse.Namespace) -> None:
     """Loads the model, lowers it and writes the measurement as JSON to `args.result`."""
     import torch
 
-    from executorch_qnn.llm.export import example_inputs
+    from executorch_qnn.llm.export import CALIBRATION_TEXT, calibration, example_inputs
     from executorch_qnn.llm.weights import load_model
 
     torch.set_num_threads(1)
     # Both compute in fp16; only ours takes a model that is stored so.
-    dtype = torch.float16 if args.side == "ours" else torch.float32
-    decoder, _ = load_model(
+    half = args.side == "ours" and not args.quantize
+    dtype = torch.float16 if half else torch.float32
+    decoder, tokenizer = load_model(
         args.model, max_seq_len=args.max_seq_len, layers=args.layers, dtype=dtype
     )
+    args.batches = None
+    if args.quantize:
+        text = calibration(decoder, tokenizer, (), CALIBRATION_TEXT)["forward"]
+        args.batches = text[: args.calibration]
     lower = {"ours": _ours, "in-tree": _in_tree}[args.side]()
     retrace = torch.export.ExportedProgram.run_decompositions
     retraces: list[Any] = []
@@ -161,7 +209,7 @@ def run_child(args: argparse.Namespace) -> None:
     cpu, wall = tree_cpu_seconds(os.getpid()), time.monotonic()
     facts = lower(decoder, example_inputs(), args)
     facts["wall_s"] = time.monotonic() - wall
-    facts["cpu_s"] = tree_cpu_seconds(os.getpid()) - cpu
+    facts["cpu_s"] = tree_cpu_seconds(os.getpid()) - cpu - facts["quantize_cpu_s"]
     facts["retraces"] = len(retraces)
     facts["peak_rss_bytes"] = peak_rss_bytes()
     facts["file_bytes"] = Path(args.output).stat().st_size
@@ -212,6 +260,8 @@ def measure(side: str, layers: int, args: argparse.Namespace, folder: Path) -> d
     command = [sys.executable, __file__, "--child", side, "--layers", str(layers)]
     command += ["--model", args.model, "--max-seq-len", str(args.max_seq_len)]
     command += ["--target", args.target, "--qnn-libraries", str(args.qnn_libraries)]
+    if args.quantize:
+        command += ["--quantize", args.quantize, "--calibration", str(args.calibration)]
     command += ["--output", str(folder / f"{name}.pte"), "--result", str(result)]
     with log.open("wb") as stream:
         child = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream)
@@ -239,6 +289,7 @@ def _mega(count: float, unit: int = 1_000_000) -> str:
 
 
 ROWS: tuple[tuple[str, Callable[[dict[str, Any]], float], Callable[[float], str]], ...] = (
+    ("quantizing, CPU s", lambda m: m["quantize_cpu_s"], lambda v: f"{v:.1f}"),
     ("lowering, CPU s", lambda m: m["cpu_s"], lambda v: f"{v:.1f}"),
     ("lowering without QNN's share, CPU s", lambda m: m["cpu_s"] - _qnn_s(m), lambda v: f"{v:.1f}"),
     ("retraces", lambda m: m["retraces"], lambda v: f"{v:.0f}"),
@@ -269,8 +320,9 @@ def markdown(measured: list[dict[str, Any]], layers: list[int]) -> str:
         head = [""]
         for n in layers:
             head += [f"ours, {n} layers", "in-tree", "ratio"]
+    rows = ROWS if any(m["quantize_cpu_s"] for m in measured) else ROWS[1:]
     lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
-    for title, value, show in ROWS:
+    for title, value, show in rows:
         cells = [title]
         for n in layers:
             values = [value(by_key[side, n]) for side in sides]
@@ -294,6 +346,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--layers", default="2,8,30", help="default: %(default)s")
     parser.add_argument("--max-seq-len", type=int, default=128, help="default: %(default)s")
     parser.add_argument("--target", default="SM8650", help="default: %(default)s")
+    parser.add_argument("--quantize", choices=("8a8w", "16a8w", "16a4w"), help="default: fp16")
+    parser.add_argument(
+        "--calibration", type=int, default=20, help="tokens to calibrate with; default: %(default)s"
+    )
     parser.add_argument("--only", choices=SIDES, help="measure one side only")
     parser.add_argument("--qnn-libraries", help="for ours; default: the same as for the peer")
     parser.add_argument("--peer-libraries", help=f"of onnxruntime-qnn {PEER_RELEASE}")
@@ -328,6 +384,7 @@ def main() -> None:
         "model": args.model,
         "max_seq_len": args.max_seq_len,
         "target": args.target,
+        "quantize": args.quantize,
         "machine": {"processor": platform.processor(), "cpus": os.cpu_count()},
         "load_average": os.getloadavg(),
         "versions": {

@@ -111,6 +111,7 @@ def lower(
 
         with stage("quantize"):
             fake_quantized = quantized_methods(exported, quantize, calibration, target)
+        with stage("export quantized"):
             exported = {
                 name: _export(module, methods[name][1], None, name)
                 for name, module in fake_quantized.items()
