@@ -96,3 +96,60 @@ def test_the_module_is_as_before() -> None:
     h = cell.h
     cell(torch.ones(3))
     assert cell.h is not h
+
+
+def last(s: Any, x: Tensor) -> Tensor:
+    mean, new = (s.h + s.g) * 0.5, s.h - x
+    s.g.copy_(mean)
+    s.h.copy_(new)
+    return mean + 1.0
+
+
+def last_of_another_shape(s: Any, x: Tensor) -> Tensor:
+    y = s.h * x
+    s.h.copy_(y[:1])
+    return y
+
+
+def stored_after_it_is_written(s: Any, x: Tensor) -> Tensor:
+    y = x * 2.0
+    s.h.copy_(y)
+    s.g.copy_(s.h.view(3))
+    return y + 1.0
+
+
+def returned_after_it_is_written(s: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    y, flat = x * 2.0, s.h.reshape(3, 1)
+    s.h.copy_(y)
+    return y, flat
+
+
+def written_twice(s: Any, x: Tensor) -> Tensor:
+    y = x * 2.0
+    s.h.copy_(y)
+    s.h.copy_(y + s.g)
+    return y + 1.0
+
+
+@pytest.mark.parametrize(
+    ("step", "retraces"),
+    [
+        (last, 0),
+        (last_of_another_shape, 0),
+        (stored_after_it_is_written, 1),
+        (returned_after_it_is_written, 1),
+        (written_twice, 1),
+    ],
+)
+def test_updates_that_end_the_graph_need_no_retrace(
+    step: Callable[[Any, Tensor], Any], retraces: int, tmp_path: Path, qnn_libraries: str
+) -> None:
+    inputs = [torch.arange(3.0) * (i - 1) * 0.25 for i in range(4)]
+    program = qnn.lower(
+        Cell(step).eval(), (inputs[0],), target="SM8650", qnn_libraries=qnn_libraries
+    )
+    assert program.report.methods["forward"].retraces == retraces
+    program.save(tmp_path / "m.pte")
+    session, eager = qnn.load(tmp_path / "m.pte", qnn_libraries=qnn_libraries), Cell(step)
+    for x in inputs:
+        torch.testing.assert_close(session(x), eager(x), rtol=2e-3, atol=2e-3)

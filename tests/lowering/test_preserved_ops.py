@@ -81,7 +81,12 @@ CASES = [
         for i, g in enumerate(grouped(r for r in KEPT if r.name in SAMPLE))
     ),
     *(
-        pytest.param(g, BODIES, id=f"more-control-flow-{i}", marks=pytest.mark.slow)
+        pytest.param(
+            g,
+            BODIES,
+            id=f"more-control-flow-{i}",
+            marks=pytest.mark.long if i else pytest.mark.slow,
+        )
         for i, g in enumerate(grouped((r for r in KEPT if r.name not in SAMPLE), 12))
     ),
 ]

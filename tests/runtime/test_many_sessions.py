@@ -197,8 +197,12 @@ def test_what_other_threads_print_while_a_session_loads_is_not_lost(
     assert done.stdout == "line\n" * int(done.stderr.split()[-1])
 
 
-@pytest.mark.slow
-def test_a_thousand_cycles_and_a_hundred_forks_leave_nothing(
+@pytest.mark.parametrize(
+    "cycles",
+    [pytest.param(200, marks=pytest.mark.slow), pytest.param(1000, marks=pytest.mark.long)],
+)
+def test_many_cycles_and_a_hundred_forks_leave_nothing(
+    cycles: int,
     lowered: Lower,  # noqa: F811
     qnn_libraries: str,
 ) -> None:
@@ -216,7 +220,7 @@ def test_a_thousand_cycles_and_a_hundred_forks_leave_nothing(
     for i in range(100):
         cycle(i)
     with flat(0.02):
-        for i in range(1000):
+        for i in range(cycles):
             cycle(i)
 
     def forks(count: int) -> None:

@@ -13,7 +13,7 @@ import copy
 import functools
 import keyword
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
 from torch.export import ExportedProgram
 from torch.export.exported_program import _override_composite_implicit_decomp
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind, OutputKind, OutputSpec, TensorArgument
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -104,12 +104,16 @@ def _rename(ep: ExportedProgram, names: Mapping[str, str]) -> None:
             spec.target = names[spec.target]
 
 
-def is_functional(ep: ExportedProgram) -> bool:
-    """Whether nothing in the graph writes to a tensor, and no op hides what it does."""
+def is_functional(ep: ExportedProgram, *, but: Container[torch.fx.Node] = ()) -> bool:
+    """Whether nothing in the graph writes to a tensor, and no op hides what it does.
+
+    Args:
+        but: nodes that are not looked at.
+    """
     for gm in graphs(ep.graph_module):
         for node in gm.graph.nodes:
             op = node.target
-            if node.op != "call_function" or op is operator.getitem:
+            if node.op != "call_function" or op is operator.getitem or node in but:
                 continue
             if isinstance(op, OpOverload):
                 if op._schema.is_mutable or op.name() in _LYING:
@@ -139,7 +143,11 @@ def functionalise(ep: ExportedProgram) -> tuple[ExportedProgram, int]:
     one_input_each(ep)
     if is_functional(ep):
         return ep, 0
+    writes = _last_writes(ep)
     _copy_clones(ep.graph)
+    if writes:
+        _become_updates(ep, writes)
+        return ep, 0
     try:
         functional: ExportedProgram = ep.run_decompositions({})
     except Exception as e:
@@ -149,6 +157,56 @@ def functionalise(ep: ExportedProgram) -> tuple[ExportedProgram, int]:
         raise LoweringError(f"torch cannot make the program functional: {e}") from e
     _written_parameters(functional)
     return functional, 1
+
+
+def _last_writes(ep: ExportedProgram) -> list[Any]:
+    """The `copy_` nodes into buffers, if a program is functional but for them.
+
+    None if it is not so, if a buffer is written twice, or if something reads one after it is
+    written, be it through a view.
+    """
+    buffers = {s.arg.name for s in ep.graph_signature.input_specs if s.kind is InputKind.BUFFER}
+    viewed: dict[Any, set[Any]] = {}
+    """Values, and the buffers that they may be views of."""
+    writes: dict[Any, Any] = {}
+    for node in ep.graph.nodes:
+        if node.op == "placeholder":
+            viewed[node] = {node} if node.name in buffers else set()
+            continue
+        write = node.target is aten.copy_.default and node.args[0].name in buffers
+        read = [node.args[1]] if write else node.all_input_nodes
+        views: set[Any] = set().union(*(viewed[n] for n in read))
+        if not views.isdisjoint(writes):
+            return []
+        if write:
+            if node.users or node.args[0] in writes:
+                return []
+            writes[node.args[0]] = node
+        viewed[node] = views if _may_be_view(node.target) else set()
+    return list(writes.values()) if is_functional(ep, but=writes.values()) else []
+
+
+def _may_be_view(op: Any) -> bool:
+    return (
+        not isinstance(op, OpOverload)
+        or is_composite(op)
+        or any(r.alias_info is not None for r in op._schema.returns)
+    )
+
+
+def _become_updates(ep: ExportedProgram, writes: Sequence[Any]) -> None:
+    """Makes what `writes` store results of the graph, which it says are new values of buffers."""
+    targets = {s.arg.name: s.target for s in ep.graph_signature.input_specs}
+    output: Any = ep.graph.output_node()
+    values = tuple(w.args[1] for w in writes)
+    output.args = ((*values, *output.args[0]),)
+    ep.graph_signature.output_specs[:0] = [
+        OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(v.name), targets[w.args[0].name])
+        for w, v in zip(writes, values, strict=True)
+    ]
+    for w in writes:
+        ep.graph.erase_node(w)
+    ep.graph_module.recompile()
 
 
 def to_core(
