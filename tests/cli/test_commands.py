@@ -146,7 +146,8 @@ def test_doctor_tells_what_is_used(qnn_libraries: str) -> None:
     document = json.loads(done.stdout)
     assert document["problems"] == []
     assert done.returncode == 0
-    assert document["libraries"]["used"]["folder"] == qnn_libraries
+    used = Path(document["libraries"]["used"]["folder"])
+    assert used == Path(qnn_libraries).resolve()
     assert document["libraries"]["used"]["build_id"].startswith("v2.")
     assert document["libraries"]["candidates"][0]["how"] == "argument"
     assert document["target"]["ok"]
