@@ -210,6 +210,7 @@ def test_two_layers_of_smollm2_have_eager_logits(two_layers: Exported) -> None:
     assert compare(two_layers, ids) >= 50
 
 
+@pytest.mark.slow
 def test_two_layers_of_smollm2_generate_a_likeliest_token(two_layers: Exported) -> None:
     # Logits of a cut model are close to each other: another token of the same rank is right, too.
     result = two_layers.generator.generate(PROMPT, max_new_tokens=4)
