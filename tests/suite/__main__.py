@@ -2,6 +2,7 @@
 """Runs `executorch.backends.test.suite` with flows of ours and of the in-tree backend.
 
     python -m tests.suite operators --flows executorch_qnn,qnn --out docs/suite_operators.md
+    python -m tests.suite operators --flows executorch_qnn_8a8w,qnn_8a8w
     scripts/suite models --flows executorch_qnn -k static_shapes --out docs/suite_models.md
 
 Each file of operators and each model runs in a process of its own, so that one that aborts takes no

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from executorch.backends.test.harness import Tester
-from executorch.backends.test.harness.stages import StageType, ToEdgeTransformAndLower
+from executorch.backends.test.harness.stages import Quantize, StageType, ToEdgeTransformAndLower
 from executorch.backends.test.suite.flow import TestFlow
 from executorch.exir.lowered_backend_module import get_lowered_backend_modules
 from torch.export import ExportedProgram
 
 import executorch_qnn as qnn
 import executorch_qnn.runtime  # the suite loads programs with ExecuTorch's runtime
+from executorch_qnn.quantizer.recipe import RECIPES
 
 TARGET = "SM8650"
 
@@ -57,4 +58,15 @@ def _tester(module: torch.nn.Module, inputs: Any, **kwargs: Any) -> Tester:
     return Tester(module, inputs, stage_classes=stages, **kwargs)
 
 
+def _quantized(recipe: str) -> TestFlow:
+    """In torchao's flow, calibrated by the suite."""
+
+    def stage() -> Quantize:
+        return Quantize(quantizer=qnn.QnnQuantizer(recipe, target=TARGET))
+
+    name = f"executorch_qnn_{recipe}"
+    return TestFlow(name, "executorch_qnn", _tester, quantize=True, quantize_stage_factory=stage)
+
+
 FLOWS = {"executorch_qnn": TestFlow("executorch_qnn", "executorch_qnn", _tester)}
+FLOWS |= {flow.name: flow for flow in map(_quantized, RECIPES)}
