@@ -45,6 +45,7 @@ _EXPORTS = {
     "load": "session",
     "Session": "session",
     "StateInfo": "session",
+    "compare": "report.compare",
     "register": "runtime",
 }
 

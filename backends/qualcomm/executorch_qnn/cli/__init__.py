@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import QnnError
 from .output import Output, UsageError, library_warnings, standard_output
 
-_COMMANDS = ("doctor", "targets", "lower", "inspect", "run", "llm")
+_COMMANDS = ("doctor", "targets", "lower", "inspect", "run", "compare", "llm")
 
 
 class _Version(argparse.Action):

@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..target import Target
+from .model import CALLS, function_of, load_calibration, model_and_inputs
 from .output import Output, UsageError, add_common_options, human_bytes
 
 if TYPE_CHECKING:
@@ -36,6 +33,12 @@ def register(commands: Commands) -> None:
     parser.add_argument("--target", default="SM8650", metavar="SOC", help="default: %(default)s")
     parser.add_argument("--quantize", metavar="NAME", help="for example 16a4w; default: fp16")
     parser.add_argument(
+        "--calibration",
+        metavar=CALLS,
+        nargs="+",
+        help="what the ranges are found with: the inputs of consecutive calls, a file for each",
+    )
+    parser.add_argument(
         "--fallback",
         choices=("cpu", "error"),
         default="cpu",
@@ -43,46 +46,6 @@ def register(commands: Commands) -> None:
     )
     add_common_options(parser, library=True)
     parser.set_defaults(run=_run)
-
-
-def _function(reference: str) -> Callable[[], Any]:
-    """What `module:function` or `file.py:function` names."""
-    module_name, _, function_name = reference.rpartition(":")
-    if not module_name or not function_name:
-        raise UsageError(f"{reference!r} is not of the form MODULE:FUNCTION")
-    if module_name.endswith(".py"):
-        path = Path(module_name)
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if not path.is_file() or spec is None or spec.loader is None:
-            raise UsageError(f"no such file: {path}")
-        sys.path.insert(0, str(path.resolve().parent))
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
-    else:
-        sys.path.insert(0, str(Path.cwd()))
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-                raise  # the module is there; what it imports is not
-            raise UsageError(f"no module named {error.name!r}") from None
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise UsageError(f"{module_name} has no function {function_name!r}")
-    return function  # type: ignore[no-any-return]
-
-
-def _model_and_inputs(returned: Any) -> tuple[Any, Any]:
-    """The first two arguments of `lower` for what the user's function returned."""
-    if isinstance(returned, dict):
-        return returned, None
-    if isinstance(returned, tuple) and len(returned) == 2:
-        return returned
-    raise UsageError(
-        "the function must return (model, example_inputs) or {method: (model, example_inputs)}, "
-        f"not {type(returned).__name__}"
-    )
 
 
 def _run(args: argparse.Namespace, out: Output) -> None:
@@ -95,16 +58,18 @@ def _run(args: argparse.Namespace, out: Output) -> None:
 
     folder = libraries.find(args.qnn_libraries)
     with out.stage("loading the model") as stage:
-        model, inputs = _model_and_inputs(_function(args.function)())
+        model, inputs = model_and_inputs(function_of(args.function)())
         stage("importing")
         import executorch_qnn as qnn
 
+        calibration = load_calibration(args.calibration, model, inputs)
         stage("lowering")
         program = qnn.lower(
             model,
             inputs,
             target=target,
             quantize=args.quantize,
+            calibration=calibration,
             fallback=args.fallback,
             qnn_libraries=str(folder),
             progress=stage,

@@ -11,10 +11,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from ..errors import UnsupportedOp
+from ..report.text import table
+
+__all__ = ["Output", "UsageError", "add_common_options", "human_bytes", "table"]
 
 if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -84,20 +87,6 @@ def library_warnings(*, shown: bool) -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def table(rows: Iterable[Sequence[object]], header: Sequence[str] | None = None) -> str:
-    """Left-aligned columns, two spaces apart."""
-    lines = [[str(cell) for cell in row] for row in rows]
-    if header is not None:
-        lines.insert(0, list(header))
-    if not lines:
-        return ""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
 
 
 def human_bytes(count: int) -> str:

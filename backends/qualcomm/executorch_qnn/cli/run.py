@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import QnnError
+from .model import load_arrays
 from .output import Output, UsageError, add_common_options, human_bytes, table
 
 if TYPE_CHECKING:
@@ -62,21 +63,6 @@ def check_where(where: str) -> None:
     raise UsageError(f"--on {where}: not a place to run on; use --on host")
 
 
-def _load_inputs(path: str | None) -> list[npt.NDArray[np.generic]]:
-    import numpy as np
-
-    if path is None:
-        return []
-    try:
-        archive = np.load(path, allow_pickle=False)
-    except ValueError as error:
-        raise QnnError(f"{path} is no .npz file: {error}") from None
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise QnnError(f"{path} holds a single array; write it with numpy.savez")
-    with archive:
-        return [archive[name] for name in archive.files]
-
-
 def _summary(array: npt.NDArray[np.generic]) -> dict[str, Any]:
     import numpy as np
 
@@ -103,7 +89,7 @@ def _run(args: argparse.Namespace, out: Output) -> None:
     program = Path(args.file)
     if not program.is_file():
         raise QnnError(f"no such file: {program}")
-    arrays = _load_inputs(args.inputs)
+    arrays = [] if args.inputs is None else load_arrays(args.inputs)
 
     from .. import libraries
 

@@ -19,7 +19,7 @@ from ..partition import QnnPartitioner
 from ..target import Target
 from .assigned import assignments_written_back
 from .flow import Flow
-from .program import Program
+from .program import Origin, Program
 from .sizes import has_symbols, per_size, refuse_dynamic
 from .stages import Stages
 
@@ -98,13 +98,14 @@ def lower(
     )
     with stage("export"):
         exported = {
-            name: _export(module, inputs, shapes[name], name)
+            name: export(module, inputs, shapes[name], name)
             for name, (module, inputs) in methods.items()
         }
         refuse_dynamic(exported, methods, shapes)
         for name, (module, inputs) in methods.items():
             if has_symbols(exported[name]):  # of one value each: the model allows no other
-                exported[name] = _export(module, inputs, None, name)
+                exported[name] = export(module, inputs, None, name)
+    origin = Origin(dict(exported), partitioner, quantize)
     fake_quantized = None
     if quantize is not None:
         from ..quantizer import quantized_methods  # torchao takes its time to import
@@ -113,19 +114,35 @@ def lower(
             fake_quantized = quantized_methods(exported, quantize, calibration, target)
         with stage("export quantized"):
             exported = {
-                name: _export(module, methods[name][1], None, name)
+                name: export(module, methods[name][1], None, name)
                 for name, module in fake_quantized.items()
             }
+    program = lower_exported(exported, origin, variants, stage, constant_methods)
+    program.fake_quantized = fake_quantized
+    return program
+
+
+def lower_exported(
+    exported: Mapping[str, ExportedProgram],
+    origin: Origin,
+    variants: Mapping[str, list[str]] | None = None,
+    stage: Stages | None = None,
+    constant_methods: Mapping[str, Any] | None = None,
+) -> Program:
+    """The end of `lower`: programs that are quantized, if they are to be, through one partitioner.
+
+    Args:
+        variants: see `per_size`.
+    """
+    stage = stage or Stages()
     flow = Flow(
         exported,
-        {name: [partitioner] for name in exported},
+        {name: [origin.partitioner] for name in exported},
         EdgeCompileConfig(_check_ir_validity=False),
         stage=stage,
     )
     edge = flow.run(constant_methods=constant_methods)
-    program = Program(edge, exported, flow.plans, target, stage.cpu_s, flow.retraces, variants)
-    program.fake_quantized = fake_quantized
-    return program
+    return Program(edge, exported, flow.plans, origin, stage.cpu_s, flow.retraces, variants or {})
 
 
 def to_edge_transform_and_lower(
@@ -187,9 +204,14 @@ def _methods(
     return {"forward": (model, tuple(example_inputs))}, {"forward": dynamic_shapes}
 
 
-def _export(
+def export(
     module: Module, inputs: tuple[Any, ...], dynamic_shapes: Any, name: str
 ) -> ExportedProgram:
+    """`torch.export` of a method, with what it assigns to its buffers.
+
+    Raises:
+        LoweringError: it cannot be exported.
+    """
     try:
         with torch.no_grad(), assignments_written_back(module):
             return torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes, strict=False)

@@ -8,8 +8,10 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
@@ -17,14 +19,31 @@ from executorch.exir.lowered_backend_module import get_lowered_backend_modules
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from ..aliasing import buffer
 from ..compile.backend import DelegateInfo
-from ..partition import Ownership, Plan
+from ..partition import Ownership, Plan, QnnPartitioner
 from ..report import DelegateReport, MethodReport, OpReport, Report, StateReport
 from ..seal import seal
-from ..target import Target
 from .decompose import plain_spec
 
+if TYPE_CHECKING:
+    from ..quantizer import QuantRecipe
+
 META_KEY = "executorch_qnn.meta"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a program was lowered from, and how: what `compare` starts from.
+
+    Attributes:
+        exported: method to its exported program before quantization.
+        quantize: as `lower` takes it.
+    """
+
+    exported: Mapping[str, ExportedProgram]
+    partitioner: QnnPartitioner
+    quantize: QuantRecipe | str | None = None
 
 
 class Program:
@@ -33,6 +52,10 @@ class Program:
     Attributes:
         edge: ExecuTorch's manager of the delegated program.
         fake_quantized: `{method: module}` for a quantized program, else `None`.
+        origin: what it was lowered from.
+        variants: method to those that are the same for inputs of other sizes.
+        slots: method to its mutable buffers, and the slots that they are.
+        starts: slot to the value that it starts from, where that is not zero.
     """
 
     def __init__(
@@ -40,19 +63,28 @@ class Program:
         edge: EdgeProgramManager,
         exported: Mapping[str, ExportedProgram],
         plans: Mapping[str, Plan],
-        target: Target,
+        origin: Origin,
         cpu_s: Mapping[str, float],
         retraces: Mapping[str, int],
         variants: Mapping[str, list[str]],
     ) -> None:
         self.edge = edge
-        self.target = target
+        self.origin = origin
+        self.target = origin.partitioner.target
         self.fake_quantized: Mapping[str, torch.nn.Module] | None = None
         self._exported = exported
         self._plans = plans
         self._cpu_s = dict(cpu_s)
         self._retraces = dict(retraces)
-        self._variants = variants
+        self.variants = variants
+        self.slots = {name: {o.fqn: o.slot for o in plan.owners} for name, plan in plans.items()}
+        # Copies: the model may be run after this, and owns these tensors.
+        self.starts = {
+            slot: value.detach().clone()
+            for name, slots in self.slots.items()
+            for fqn, slot in slots.items()
+            if (value := buffer(exported[name], fqn)).any()
+        }
         edge._named_data_store.add_named_data(META_KEY, self._meta())
         self.executorch: ExecutorchProgramManager = edge.to_executorch()
 
@@ -146,8 +178,15 @@ class Program:
             name: {
                 "in_spec": pytree.treespec_dumps(ep.call_spec.in_spec),
                 "out_spec": pytree.treespec_dumps(plain_spec(ep.call_spec.out_spec)),
-                "variants": self._variants.get(name, []),
+                "variants": self.variants.get(name, []),
             }
             for name, ep in self._exported.items()
         }
-        return json.dumps({"version": 1, "target": self.target.name, "methods": methods}).encode()
+        recipe = self.origin.quantize
+        about = {
+            "version": 1,
+            "target": self.target.name,
+            "quantize": recipe if recipe is None or isinstance(recipe, str) else "recipe",
+            "methods": methods,
+        }
+        return json.dumps(about).encode()

@@ -54,6 +54,23 @@ def quantized_methods(
     return quantized
 
 
+class _Rewriter(QnnQuantizer):
+    """Only the rewrites that come before annotation."""
+
+    def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        return model
+
+
+def rewritten_methods(
+    exported: Mapping[str, torch.export.ExportedProgram],
+    recipe: QuantRecipe | str,
+    target: Target | None = None,
+) -> dict[str, torch.fx.GraphModule]:
+    """Method to its module of floats, whose nodes have the names of `quantized_methods`'s."""
+    rewriter = _Rewriter(recipe, target=target)
+    return {name: prepare_pt2e(ep.module(), rewriter) for name, ep in exported.items()}
+
+
 def _slots(
     modules: Mapping[str, torch.fx.GraphModule], written: Mapping[str, set[str]]
 ) -> dict[str, dict[str, str]]:

@@ -8,6 +8,11 @@ import html
 import json
 from dataclasses import dataclass, field
 
+STYLE = (
+    "<style>body{font:14px system-ui;margin:2em}table{border-collapse:collapse}"
+    "td,th{border:1px solid #ccc;padding:.2em .6em;text-align:left}</style>"
+)
+
 
 @dataclass(frozen=True)
 class DelegateReport:
@@ -130,8 +135,7 @@ class Report:
         """The report as one self-contained HTML page."""
         parts = [
             "<!doctype html><meta charset=utf-8><title>executorch-qnn report</title>",
-            "<style>body{font:14px system-ui;margin:2em}table{border-collapse:collapse}"
-            "td,th{border:1px solid #ccc;padding:.2em .6em;text-align:left}</style>",
+            STYLE,
             f"<h1>executorch-qnn: {html.escape(self.target)}</h1>",
         ]
         for name, m in self.methods.items():
@@ -145,12 +149,14 @@ class Report:
             ]
             for title, rows in tables:
                 parts.append(f"<h3>{title}: {len(rows)}</h3>")
-                if rows:
-                    parts.append(_table([dataclasses.asdict(r) for r in rows]))
+                parts.append(html_table([dataclasses.asdict(r) for r in rows]))
         return "\n".join(parts)
 
 
-def _table(rows: list[dict[str, object]]) -> str:
+def html_table(rows: list[dict[str, object]]) -> str:
+    """Rows with the same keys, which are the header."""
+    if not rows:
+        return ""
     head = "".join(f"<th>{html.escape(k)}</th>" for k in rows[0])
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(str(v))}</td>" for v in row.values()) + "</tr>"
