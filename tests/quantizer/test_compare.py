@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 import executorch_qnn as qnn
 from executorch_qnn.errors import IncompatiblePayload, StateError
+from executorch_qnn.report.figures import Sums
 
 TARGET = "SM8650"
 
@@ -153,6 +154,23 @@ def test_the_worst_layer_is_named(qnn_libraries: str) -> None:
     page = compared.to_html()
     assert page.count("<svg") == page.count("</svg>") == 2
     assert "http" not in page
+
+
+def test_figures_of_values_without_noise_signal_or_end() -> None:
+    def figures(got: list[float], want: list[float]) -> tuple[float, float, float]:
+        sums = Sums()
+        sums.add(torch.tensor(got), torch.tensor(want))
+        of = sums.accuracy()
+        return of.sqnr_db, of.cosine, of.max_error
+
+    inf = float("inf")
+    assert figures([1.0, -65504.0], [1.0, -inf]) == (inf, 1.0, 0.0)  # a mask
+    assert figures([0.0, 0.0], [0.0, 0.0]) == (inf, 1.0, 0.0)
+    assert figures([0.5, 0.0], [0.0, 0.0]) == (-inf, 0.0, 0.5)
+    assert figures([float("nan"), 1.0], [1.0, 1.0]) == (-inf, 0.0, inf)
+    sums = Sums()
+    assert sums.add(torch.tensor(11), torch.tensor(10)) == pytest.approx(20.0)
+    assert sums.add(torch.tensor([True]), torch.tensor([True])) == inf
 
 
 class Writer(nn.Module):

@@ -19,8 +19,8 @@ class Sums:
 
     def add(self, got: torch.Tensor, want: torch.Tensor) -> float:
         """Takes values in; returns their own signal to noise in decibels."""
-        counts = torch.isfinite(want) if want.is_floating_point() else slice(None)
-        g, w = (t.detach()[counts].reshape(-1).double() for t in (got, want))
+        counts = torch.isfinite(want.detach().reshape(-1))
+        g, w = (t.detach().reshape(-1)[counts].double() for t in (got, want))
         error = g - w
         signal, noise = float(w.square().sum()), float(error.square().sum())
         noise = noise if math.isfinite(noise) else math.inf
