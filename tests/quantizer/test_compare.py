@@ -188,7 +188,7 @@ class Writer(nn.Module):
 class Reader(nn.Module):
     def __init__(self, writer: Writer) -> None:
         super().__init__()
-        self.writer, self.query = writer, nn.Linear(8, 8)
+        self.writer, self.query = writer, nn.Linear(8, 8)  # the cache has another name here
 
     def forward(self, x: Tensor) -> Tensor:
         return self.query(x) @ self.writer.cache.t()

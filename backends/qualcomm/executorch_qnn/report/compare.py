@@ -17,6 +17,8 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from ..aliasing import buffer
+from ..aliasing.slots import identity
 from ..errors import IncompatiblePayload, StateError
 from ..lowering import Program
 from ..lowering.lower import export, lower_exported
@@ -148,32 +150,36 @@ def _check_file(file: Path, own: Session, tapped: Session) -> None:
 
 
 class _Bound:
-    """Modules, one for each method, over state of their own."""
+    """Modules, one for each method, over state of their own that starts as the program's does."""
 
-    def __init__(
-        self,
-        modules: Mapping[str, GraphModule],
-        slots: Mapping[str, Mapping[str, str]],
-        starts: Mapping[str, torch.Tensor],
-    ) -> None:
+    def __init__(self, modules: Mapping[str, GraphModule], program: Program) -> None:
         self.modules = modules
         self.state: dict[str, torch.Tensor] = {}
+        # A tensor may have several names, of which each export takes another one.
+        known = {
+            identity(buffer(program.origin.exported[method], fqn)): slot
+            for method, slots in program.slots.items()
+            for fqn, slot in slots.items()
+        }
         for method, module in modules.items():
-            for fqn in mutated_buffers(module) | set(slots[method]):
-                owner, _, name = fqn.rpartition(".")
-                buffers = module.get_submodule(owner)._buffers
-                value = buffers.get(name)
-                if value is None:  # only other methods have it
+            written = mutated_buffers(module)
+            for fqn, value in list(module.named_buffers(remove_duplicate=False)):
+                slot = program.slots[method].get(fqn) or known.get(identity(value))
+                if slot is None and fqn not in written:
                     continue
-                slot = slots[method].get(fqn, fqn)
-                if slot not in self.state:
-                    start = starts.get(slot, torch.zeros_like(value))
-                    self.state[slot] = start.clone() if fqn in slots[method] else value.clone()
-                buffers[name] = self.state[slot]
+                if slot is None:
+                    slot, start = fqn, value
+                else:
+                    start = program.starts.get(slot, torch.zeros_like(value))
+                owner, _, name = fqn.rpartition(".")
+                own = self.state.setdefault(slot, start.detach().clone())
+                module.get_submodule(owner)._buffers[name] = own
 
     def run(self, method: str, inputs: tuple[Any, ...]) -> list[Any]:
+        """The outputs; inputs that the model writes to are copies."""
+        given = pytree.tree_map_only(torch.Tensor, torch.clone, inputs)
         with torch.no_grad():
-            return list(self.modules[method](*inputs))
+            return list(self.modules[method](*given))
 
 
 class _Models:
@@ -207,7 +213,7 @@ class _Models:
             for m, module in modules.items():
                 of = [] if names is None else [names(t) for t in self.taps.get(m, ())]
                 made[m], places[m] = tapped(_graph(module), of)
-            return _Bound(made, slots, program.starts), places
+            return _Bound(made, program), places
 
         self.plain, _ = bound(plain, None)
         self.floats, self.float_places = bound(floats, lambda t: t.node)
