@@ -22,6 +22,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
 
+from .batch_norm import STEP
 from .families import (
     CLIPS,
     FLOATS,
@@ -385,17 +386,13 @@ class Annotator:
             for other in others:
                 self._set(other, SharedQuantizationSpec(first))
         for source, clip in self.clipped.items():
-            if self.qat and _is_normalized(source):
-                continue
             self._follow(source, self.group[clip].root, leaders)
         for old, state in self.states.items():
             for user in old.users:
                 if old not in self.floats and user is not state.write:
                     self._follow((old, user), self.group[old].root, leaders)
-        if self.qat:
-            for node in list(self.outputs):
-                if _is_normalized(node):
-                    self.outputs.pop(node)
+        for node in [n for n in self.outputs if n.meta.get(STEP)]:
+            self.outputs.pop(node)
 
     def _order(self, at: EdgeOrNode) -> tuple[int, int]:
         """Where it stands; a node's operands are observed before its result."""
@@ -437,11 +434,6 @@ def _reader(parameter: Node, operand: Node, node: Node) -> Node:
     while operand is not parameter:
         node, operand = operand, operand.args[0]  # type: ignore[assignment]
     return node
-
-
-def _is_normalized(node: Node) -> bool:
-    """Whether all that reads a convolution is a batch norm, with which QAT makes it one op."""
-    return name_of(node).startswith("conv") and all("batch_norm" in name_of(u) for u in node.users)
 
 
 def module_paths(node: Node) -> list[str]:

@@ -47,7 +47,7 @@ def mutated_buffers(module: torch.fx.GraphModule) -> set[str]:
 def functional(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Rewrites `module` in functional form, and returns it; see above.
 
-    Batch norm's statistics and its count of batches stay as they are: QAT's patterns name them.
+    Batch norm's count of batches stays as it is: no op reads it.
 
     Raises:
         LoweringError: something is written through a view that maps many elements to one, or that

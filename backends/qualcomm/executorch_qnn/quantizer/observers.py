@@ -11,11 +11,12 @@ import math
 from typing import Any
 
 import torch
-from torchao.quantization.pt2e import FakeQuantizeBase, ObserverBase
+from torchao.quantization.pt2e import FakeQuantize, FakeQuantizeBase, ObserverBase
 from torchao.quantization.pt2e.observer import UniformQuantizationObserverBase
 from torchao.quantization.pt2e.utils import create_getattr_from_value
 
 from ..errors import LoweringError
+from .batch_norm import fold, value_of
 
 EPS = 2.0**-40  # far below any scale that a model needs; torchao's own is the float32 epsilon
 
@@ -355,6 +356,49 @@ class WeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return self.scale, torch.zeros_like(self.scale, dtype=torch.int64)
 
 
+class WeightFakeQuantize(FakeQuantize):  # type: ignore[misc]
+    """`WeightObserver` for QAT, which folds the batch norm that comes after the weight's layer."""
+
+    def observe(self, w: torch.Tensor) -> None:
+        self.activation_post_process(w)
+
+    def convert(self, model: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+        """What torchao calls to put `quantize` and `dequantize` for the fake-quantizer."""
+        weight = _trained(self, model, node)
+        scale, zero_point = self.calculate_qparams()
+        rest = (self.quant_min, self.quant_max, self.dtype)
+        graph, ops = model.graph, torch.ops.quantized_decomposed
+        with graph.inserting_before(node):
+            if self.is_per_channel:
+                kept = [
+                    create_getattr_from_value(model, graph, f"{weight.name}_{name}", value, None)
+                    for name, value in (("scale", scale), ("zero_point", zero_point))
+                ]
+                given = (*kept, self.ch_axis, *rest)
+                pair = ops.quantize_per_channel.default, ops.dequantize_per_channel.default
+            else:
+                given = (float(scale), int(zero_point), *rest)
+                pair = ops.quantize_per_tensor.default, ops.dequantize_per_tensor.default
+            q = graph.call_function(pair[0], (weight, *given))
+            dq = graph.call_function(pair[1], (q, *given))
+        node.replace_all_uses_with(dq)
+        graph.erase_node(node)
+
+
+def _trained(
+    module: WeightFakeQuantize | BlockFakeQuantize, model: torch.fx.GraphModule, node: torch.fx.Node
+) -> torch.fx.Node:
+    """A weight as training has left it, which its observer is shown, too."""
+    scaled = node.args[0]
+    assert isinstance(scaled, torch.fx.Node)
+    fold(model, scaled)
+    weight = node.args[0]
+    assert isinstance(weight, torch.fx.Node)
+    if module.observer_enabled[0] == 1:
+        module.observe(value_of(model, weight))
+    return weight
+
+
 class _Blocks:
     """Blocks of a weight along the axis behind its channels, as `quantize_affine` writes them."""
 
@@ -432,9 +476,12 @@ class BlockFakeQuantize(_Blocks, FakeQuantizeBase):  # type: ignore[misc]
         self.scale: torch.Tensor
         self.register_buffer("scale", torch.zeros(0))
 
+    def observe(self, w: torch.Tensor) -> None:
+        self.scale = self.scales(w)
+
     def forward(self, w: torch.Tensor) -> torch.Tensor:
         if self.observer_enabled[0] == 1 or not self.scale.numel():
-            self.scale = self.scales(w)
+            self.observe(w)
         if self.fake_quant_enabled[0] != 1:
             return w
         blocks = w.detach().reshape(w.shape[0], -1, self.block)
@@ -447,4 +494,5 @@ class BlockFakeQuantize(_Blocks, FakeQuantizeBase):  # type: ignore[misc]
 
     def convert(self, model: torch.fx.GraphModule, node: torch.fx.Node) -> None:
         """What torchao calls to put `quantize_affine` and `dequantize_affine` for the observer."""
+        _trained(self, model, node)
         self.nodes(model, node, self.scale)

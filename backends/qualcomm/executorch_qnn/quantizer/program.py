@@ -11,6 +11,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from ..errors import LoweringError
 from ..target import Target
+from .batch_norm import fold_batch_norms
 from .calibration import by_method, calibrate
 from .functional import mutated_buffers
 from .quantizer import QnnQuantizer
@@ -40,6 +41,7 @@ def quantized_methods(
     slots = _slots(modules, before)
     prepared = {}
     for name, module in modules.items():
+        fold_batch_norms(module)
         quantizer.slots = slots[name]
         prepared[name] = prepare_pt2e(module, quantizer)
     calibrate(prepared, batches, progress=progress)
@@ -68,7 +70,10 @@ def rewritten_methods(
 ) -> dict[str, torch.fx.GraphModule]:
     """Method to its module of floats, whose nodes have the names of `quantized_methods`'s."""
     rewriter = _Rewriter(recipe, target=target)
-    return {name: prepare_pt2e(ep.module(), rewriter) for name, ep in exported.items()}
+    modules = {name: ep.module() for name, ep in exported.items()}
+    for module in modules.values():
+        fold_batch_norms(module)
+    return {name: prepare_pt2e(module, rewriter) for name, module in modules.items()}
 
 
 def _slots(

@@ -15,6 +15,7 @@ from ..errors import RecipeError
 from ..target import Target
 from .annotate import Annotator, described, module_paths
 from .arch import refused
+from .batch_norm import open_batch_norms
 from .families import is_float
 from .functional import attribute, functional
 from .observers import FakeFollower, Follower
@@ -62,7 +63,12 @@ class QnnQuantizer(Quantizer):  # type: ignore[misc]
         self._observers: dict[str, Any] = {}
 
     def transform_for_annotation(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
-        """Rewrites in-place updates, attention and masks; see `functional` and `transforms`."""
+        """Rewrites in-place updates, attention and masks; see `functional` and `transforms`.
+
+        With `qat`, batch norms too; see `batch_norm`.
+        """
+        if self.qat:
+            open_batch_norms(model, self._integer)
         model = functional(model)
         open_attention(model, lambda n: self._bits(n) is not None)
         finite_masks(model, lambda n: None if (b := self._bits(n)) is None else b.activations)
@@ -121,6 +127,11 @@ class QnnQuantizer(Quantizer):  # type: ignore[misc]
         if not isinstance(node.target, torch._ops.OpOverload) or not is_float(node):
             return None
         return self.recipe.bits(node.target, module_paths(node))
+
+    def _integer(self, node: Node) -> bool:
+        """Whether a node is computed in integers."""
+        bits = self._bits(node)
+        return bits is not None and self._refused(node, bits) is None
 
     def _refused(self, node: Node, bits: Bits) -> str | None:
         return None if self.target is None else refused(self.target, node, bits)

@@ -19,6 +19,7 @@ from .observers import (
     BlockFakeQuantize,
     BlockObserver,
     MovingAverageObserver,
+    WeightFakeQuantize,
     WeightObserver,
 )
 
@@ -183,7 +184,12 @@ class QuantRecipe:
             scheme = torch.per_tensor_symmetric
         else:
             how["ch_axis"] = axis
-        return Spec(dtype, _constructor(WeightObserver, qat, **how), low, high, scheme)
+        made = (
+            WeightFakeQuantize.with_args(observer=WeightObserver, **how)
+            if qat
+            else WeightObserver.with_args(**how)
+        )
+        return Spec(dtype, made, low, high, scheme)
 
 
 class Spec(QuantizationSpec):  # type: ignore[misc]

@@ -25,7 +25,7 @@ RAW = "qnn_raw"
 """Metadata key: a node whose operand is not to be quantized."""
 
 
-class _Writer:
+class Writer:
     """Puts new nodes before another, with its metadata."""
 
     def __init__(self, at: Node) -> None:
@@ -53,13 +53,13 @@ def open_attention(module: torch.fx.GraphModule, wanted: Callable[[Node], bool])
         op="call_function", target=aten.scaled_dot_product_attention.default
     ):
         if wanted(node):
-            node.replace_all_uses_with(_attention(_Writer(node), *node.args, **node.kwargs))
+            node.replace_all_uses_with(_attention(Writer(node), *node.args, **node.kwargs))
             module.graph.erase_node(node)
     module.recompile()
 
 
 def _attention(
-    w: _Writer,
+    w: Writer,
     q: Node,
     k: Node,
     v: Node,
@@ -89,7 +89,7 @@ def _attention(
     return w(aten.matmul.default, shares, v)
 
 
-def _repeated(w: _Writer, x: Node, heads: int) -> Node:
+def _repeated(w: Writer, x: Node, heads: int) -> Node:
     """Each head of keys or values once for each of the queries' heads that share it."""
     *batch, own, length, width = x.meta["val"].shape
     if own == heads:
@@ -122,7 +122,7 @@ def finite_masks(module: torch.fx.GraphModule, bits: Callable[[Node], int | None
         added = any(name_of(u) in ("add", "sub") and len(u.all_input_nodes) > 1 for u in users)
         if node.op == "placeholder" and added and len(users) == len(node.users):
             first = next(n for n in module.graph.nodes if n.op not in ("placeholder", "get_attr"))
-            write = _Writer(first)
+            write = Writer(first)
             write.fake = detect_fake_mode([node.meta["val"]])
             clamped = write(aten.clamp.default, node, low)
             clamped.meta[RAW] = True
