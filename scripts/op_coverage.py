@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import operator
 import re
@@ -109,7 +110,7 @@ def core_ops() -> list[OpOverload]:
     return found
 
 
-def further_calls(dtype: torch.dtype) -> Iterator[tuple[OpOverload, tuple[Any, ...]]]:
+def further_calls(dtype: torch.dtype) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
     """Calls that the database of ops does not make, or not at all ranks."""
     image, row = torch.ones(2, 3, 4, 4, dtype=dtype), torch.ones(4, 4, dtype=dtype)
     for more in ((1,), (2, 1)):
@@ -123,6 +124,9 @@ def further_calls(dtype: torch.dtype) -> Iterator[tuple[OpOverload, tuple[Any, .
         return
     yield aten.pow.Scalar, (2.0, image)
     yield aten.scatter.value, (image, 1, image.long() - 1, 2)
+    times = functools.partial(aten.scatter.value_reduce, reduce="multiply")
+    yield times, (image, 1, image.long() - 1, 2)
+    yield aten.searchsorted.Tensor, (row, row)
     if dtype is torch.int64:
         return
     once, none = [1, 1], [0, 0]

@@ -215,9 +215,9 @@ def difference(got: torch.Tensor, want: torch.Tensor, min_sqnr: float, exact: bo
         return f"{int(odd.sum())} values are not finite or should not be: {_some(g, w, odd)}"
     db = sqnr(g[finite], w[finite])
     if db < min_sqnr:
-        worst = torch.zeros_like(finite)
+        worst = torch.zeros(finite.shape, dtype=torch.bool)
         error = torch.where(finite, (g - w).abs(), torch.tensor(-1.0, dtype=torch.float64))
-        worst.view(-1)[error.view(-1).argmax()] = True
+        worst.view(-1)[error.flatten().argmax()] = True
         return f"SQNR {db:.1f} dB, less than {min_sqnr}; worst {_some(g, w, worst)}"
     return ""
 

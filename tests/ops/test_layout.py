@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Case, check, check_all, op_types, refusal
+from harness import Case, check, check_all, check_samples, op_types, refusal
+from hypothesis import strategies as st
 from torch.nn import functional as F
 
 Function = Callable[..., Any]
@@ -161,3 +162,84 @@ def test_a_constant_beside_a_slice_is_no_padding(dtype: torch.dtype) -> None:
         ).transpose(0, 2),
     }
     check_all([Case(name, fn, (x,), exact=True) for name, fn in cases.items()])
+
+
+@st.composite
+def movements(draw: st.DrawFn) -> Case:
+    """Cuts, triangles, diagonals, strides and repetitions, of any shape and type."""
+    dtype = draw(st.sampled_from([torch.float32, torch.int64, torch.bool]))
+    shape = tuple(draw(st.lists(st.integers(1, 6), min_size=2, max_size=5)))
+    x = data(dtype, *shape)
+    d, e = draw(st.permutations(range(len(shape))))[:2]
+    n = shape[d]
+    offset = draw(st.integers(-shape[d] + 1, shape[e] - 1))
+    parts = draw(st.integers(1, n + 1))
+    size = draw(st.integers(1, n))
+    step = draw(st.integers(1, 3))
+    strides = draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
+    sizes = [draw(st.integers(1, 3)) for _ in strides]
+    reach = 1 + sum((k - 1) * s for k, s in zip(sizes, strides, strict=True))
+    long = data(dtype, reach + 3)
+    line = x.diagonal(offset, d, e).shape
+    table: list[tuple[str, Function, tuple[torch.Tensor, ...]]] = [
+        (f"tril {offset}", lambda x: x.tril(offset), (x,)),
+        (f"triu {offset}", lambda x: x.triu(offset), (x,)),
+        (f"diagonal {offset} {d} {e}", lambda x: x.diagonal(offset, d, e).clone(), (x,)),
+        (f"diagonal_scatter {offset} {d} {e}", lambda x, y: x.diagonal_scatter(y, offset, d, e),
+         (x, data(dtype, *line, seed=1))),
+        (f"diag_embed {offset}", lambda x: torch.diag_embed(x, offset), (x[(0,) * (x.dim() - 2)],)),
+        (f"tensor_split {parts} {d}", lambda x: x.tensor_split(parts, d)[0].clone(), (x,)),
+        (f"chunk {parts} {d}", lambda x: [t.clone() for t in x.chunk(parts, d)], (x,)),
+        (f"narrow {size} {d}", lambda x: x.narrow(d, n - size, size).clone(), (x,)),
+        (f"unfold {size} {step} {d}", lambda x: x.unfold(d, size, step).clone(), (x,)),
+        (f"slice_scatter {size} {step} {d}",
+         lambda x: x.slice_scatter(x.flip(d).narrow(d, 0, -(-size // step)), d, n - size, n, step),
+         (x,)),
+        (f"rot90 {step} {d} {e}", lambda x: torch.rot90(x, step, (d, e)), (x,)),
+        (f"roll {offset} {d} {e}", lambda x: x.roll((offset, 1), (d, e)), (x,)),
+        (f"repeat_interleave {step} {d}", lambda x: x.repeat_interleave(step, d), (x,)),
+        (f"as_strided {sizes} {strides}", lambda x: x.as_strided(sizes, strides, 2).clone(),
+         (long,)),
+        (f"movedim {d} {e}", lambda x: x.movedim(d, e).clone(), (x,)),
+        (f"flatten {d}", lambda x: x.flatten(min(d, e), max(d, e)), (x,)),
+        ("cat of types", lambda x: torch.cat([x, x > 0, x.long()], d), (x,)),
+        ("meshgrid", lambda x, y: torch.meshgrid(x, y, indexing="xy"), (long, long[:2])),
+        ("block_diag", torch.block_diag, (x[(0,) * (x.dim() - 2)], long[:2][None])),
+    ]  # fmt: skip
+    name, fn, inputs = draw(st.sampled_from(table))
+    return Case(f"{name} of {dtype} {shape}", fn, inputs, exact=True)
+
+
+@pytest.mark.usefixtures("qnn_libraries")
+def test_any_movement_is_exact() -> None:
+    check_samples(movements(), 30)
+
+
+@pytest.mark.usefixtures("qnn_libraries")
+def test_megabytes_are_moved_exactly() -> None:
+    x = data(torch.float32, 4, 300, 520)
+    table: list[tuple[str, Function]] = [
+        ("tril", torch.tril),
+        ("diagonal_scatter", lambda x: x.diagonal_scatter(x[:, :, 0], 1, 1, 2)),
+        ("unfold", lambda x: x[0].unfold(1, 8, 4).clone()),
+        ("as_strided", lambda x: x.as_strided((500, 700), (3, 1)).clone()),
+        ("rot90", lambda x: torch.rot90(x, 1, (1, 2))),
+        ("repeat_interleave", lambda x: x[0].repeat_interleave(4, 1)),
+    ]
+    check_all([Case(name, fn, (x,), exact=True) for name, fn in table])
+
+
+@pytest.mark.usefixtures("qnn_libraries")
+def test_a_diagonal_is_filled_in_place() -> None:
+    def filled(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y.fill_diagonal_(7.0)
+        return y
+
+    check(filled, data(torch.float32, 5, 5), exact=True)
+
+
+def test_strides_of_what_is_strided_are_refused() -> None:
+    assert "contiguous()" in refusal(
+        lambda x: x.t().as_strided((2, 2), (1, 3)).clone(), data(torch.float32, 3, 4)
+    )

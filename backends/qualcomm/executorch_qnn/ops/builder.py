@@ -342,6 +342,8 @@ class Builder:
         self.used: set[int] = set()
         self.sole = False
         """Whether the node is the only one that reads its first operand."""
+        self.dense = True
+        """Whether all operands of the node have the strides of their shapes."""
         self.source = ""
         self._cons: dict[object, list[Value]] = {}
         self._statics: dict[object, Tensor] = {}

@@ -179,6 +179,22 @@ def dist(b: Builder, x: Value, y: Value, order: Number = 2) -> Value:
     return norm(b, difference, float(order), range(difference.rank), False)
 
 
+@lowers(aten._cdist_forward.default)
+def cdist(b: Builder, x: Value, y: Value, order: float, *_: object) -> Value:
+    """Of differences: the squares of a product would cancel."""
+    x = b.reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
+    y = b.reshape(y, (*y.shape[:-2], 1, *y.shape[-2:]))
+    difference = minus(b, *_floats(b, x, y))
+    return norm(b, difference, order, [difference.rank - 1], False)
+
+
+@lowers(aten._pdist_forward.default)
+def pdist(b: Builder, x: Value, order: float = 2) -> Value:
+    first, second = torch.triu_indices(x.shape[0], x.shape[0], 1)
+    difference = minus(b, b.gather(x, 0, b.const(first)), b.gather(x, 0, b.const(second)))
+    return norm(b, difference, order, [1], False)
+
+
 # -- signs and steps ---------------------------------------------------------------------------
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Indexing: gather, scatter, embedding, sorting, and the writes that update caches.
+"""Indexing: gather, scatter, embedding, and the writes that update caches.
 
 A write of rows into a buffer is one ScatterNd whose first input is the buffer itself, whatever
 PyTorch spelled it with: that is the form that can be bound in place (see
@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ..compile.ir import DType, Kind
-from .builder import MAX_RANK, Builder, Number, Patch, Shape, Value, b8, broadcast, u32
+from .builder import MAX_RANK, Builder, Number, Patch, Shape, Value, broadcast, u32
 from .elementwise import select
-from .layout import axis, bounds
+from .layout import axis, bounds, strided_places
+from .reduction import running_counts
 from .registry import lowers
 
 aten = torch.ops.aten
@@ -123,11 +124,11 @@ def index_tensor(b: Builder, x: Value, indices: Sequence[Value | None]) -> Value
     if len(at) == 1:
         ((d, index),) = at.items()
         return b.gather(x, d, index)
-    return _read(b, x, at)
+    return b.reshape(_read(b, x, at), b.result.shape)
 
 
 def _read(b: Builder, x: Value, indices: Indices) -> Value:
-    """The places of `x` that `indices` name."""
+    """The places of `x` that `indices` name; in what shape, is the caller's business."""
     if x.rank >= MAX_RANK:
         axes = max(indices) + 1
         if axes > 3:
@@ -136,8 +137,7 @@ def _read(b: Builder, x: Value, indices: Indices) -> Value:
     index = _Places(x.shape, indices).coordinates(b)
     shape = (*index.shape[:-1], *x.shape[index.shape[-1] :])
     params = {"batch_dims": u32(0)}
-    y = b.numerically(x, lambda v: b.op("GatherNd", [v, index], shape, params=params))
-    return b.reshape(y, b.result.shape)
+    return b.numerically(x, lambda v: b.op("GatherNd", [v, index], shape, params=params))
 
 
 @lowers(aten.gather.default)
@@ -145,18 +145,22 @@ def gather(b: Builder, x: Value, dim: int, index: Value, *_: object) -> Value:
     """By places: QNN's GatherElements reads wrong ones of large tensors with leading axes."""
     if not x.rank:
         return b.expand(x, b.result.shape)
-    d = axis(dim, x.rank)
-    index = _index(b, index, 0, wraps=False)
-    if (rows := _whole_rows(b, index, x.shape, d)) is not None:
+    return taken(b, x, axis(dim, x.rank), _index(b, index, 0, wraps=False))
+
+
+def taken(b: Builder, x: Value, d: int, index: Value) -> Value:
+    """`x.gather(d, index)`."""
+    shape = index.shape
+    if (rows := whole_rows(b, index, x.shape, d)) is not None:
         return b.gather(x, d, rows)
     if x.rank >= MAX_RANK:
         for k, n in enumerate(index.shape):
             x = x if k == d else b.slice(x, k, 0, n)
         x, index, d = b.around(x, d), b.around(index, d), 1
-    return _read(b, x, _elements(b, index, x.shape, d))
+    return b.reshape(_read(b, x, _elements(b, index, x.shape, d)), shape)
 
 
-def _whole_rows(b: Builder, index: Value, shape: Shape, d: int) -> Value | None:
+def whole_rows(b: Builder, index: Value, shape: Shape, d: int) -> Value | None:
     """`index` as a row, if it is that row wherever a tensor of `shape` has a place beside `d`."""
     narrow = index.narrow or index
     lengths = (1,) * (index.rank - narrow.rank) + narrow.shape
@@ -188,7 +192,7 @@ def _elements(b: Builder, index: Value, shape: Shape, d: int) -> Indices:
 # -- writing -----------------------------------------------------------------------------------
 
 
-def _write(b: Builder, x: Value, indices: Indices, values: Value, *, add: bool = False) -> Value:
+def written(b: Builder, x: Value, indices: Indices, values: Value, *, add: bool = False) -> Value:
     """`x` with `values` at the places that `indices` name: one ScatterNd, or a patch."""
     if add and x.dtype is DType.BOOL8:
         b.refuse("QNN does not add bools")
@@ -243,13 +247,35 @@ def index_put(
 ) -> Value:
     masks = [d for d, i in enumerate(indices) if i is not None and i.dtype is DType.BOOL8]
     given = [i for i in indices if i is not None]
-    if len(masks) == len(given) == 1 and values.numel == 1 and not accumulate:
-        (mask,) = given  # x[mask] = number
-        rest = x.rank - masks[0] - mask.rank
-        mask = b.reshape(mask, (*(1,) * masks[0], *mask.shape, *(1,) * rest))
-        number = b.reshape(values, (1,) * x.rank)
-        return b.numerically(x, lambda v: select(b, mask, b.cast(number, v.dtype), v))
-    return _write(b, x, _advanced(b, x, indices), values, add=accumulate)
+    if len(masks) == len(given) == 1:
+        return _put_masked(b, x, masks[0], given[0], values, accumulate)
+    return written(b, x, _advanced(b, x, indices), values, add=accumulate)
+
+
+def _put_masked(
+    b: Builder, x: Value, d: int, mask: Value, values: Value, accumulate: bool
+) -> Value:
+    """`x[:, mask] = values` with the mask along the axes from `d` on.
+
+    What PyTorch gives for the masked places has one axis for them, the `d`-th.
+    """
+    rest = x.rank - d - mask.rank
+    mask = b.reshape(mask, (*(1,) * d, *mask.shape, *(1,) * rest))
+    values = b.cast(values, x.dtype)
+    values = b.reshape(values, (1,) * (d + 1 + rest - values.rank) + values.shape)
+    masked = mask.shape[d : x.rank - rest]
+    if values.shape[d] == 1:  # the same for all of them
+        ones = (1,) * len(masked)
+        new = b.reshape(values, (*values.shape[:d], *ones, *values.shape[d + 1 :]))
+        y = select(b, mask, new, x)
+    elif d:
+        b.refuse("rows for the places of a mask that begins at an inner axis")
+    else:
+        values = b.expand(values, (values.shape[0], *x.shape[x.rank - rest :]))
+        y = _masked(b, x, b.expand(mask, x.shape), values)
+    if accumulate:
+        y = select(b, mask, b.binary("ElementWiseAdd", x, y), x)
+    return b.expand(y, x.shape)
 
 
 def _rows(b: Builder, x: Value, dim: int, index: Value) -> Indices:
@@ -276,17 +302,17 @@ def _copy_rows(
 ) -> Value:
     if not x.rank:
         x1, source = b.reshape(x, (1,)), b.reshape(source, (1,))
-        return b.reshape(_write(b, x1, _rows(b, x1, 0, index), source, add=add), ())
+        return b.reshape(written(b, x1, _rows(b, x1, 0, index), source, add=add), ())
     d = axis(dim, x.rank)
     source = b.reshape(source, (*x.shape[:d], index.numel, *x.shape[d + 1 :]))
-    return _write(b, x, _rows(b, x, d, index), source, add=add)
+    return written(b, x, _rows(b, x, d, index), source, add=add)
 
 
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, keep=True)
 def index_fill(b: Builder, x: Value, dim: int, index: Value, value: Value | Number) -> Value:
     if not x.rank:
         return b.expand(b.value(value, x.dtype), ())
-    return _write(b, x, _rows(b, x, dim, index), b.value(value, x.dtype))
+    return written(b, x, _rows(b, x, dim, index), b.value(value, x.dtype))
 
 
 @lowers(aten.slice_scatter.default)
@@ -327,7 +353,7 @@ def _overwrite(
     if x.rank > MAX_RANK:
         y = _overwrite(b, b.around(x, d), b.around(source, d), 1, start, end, step)
         return b.reshape(y, x.shape)
-    return _write(b, x, {d: b.const(torch.arange(start, end, step))}, source)
+    return written(b, x, {d: b.const(torch.arange(start, end, step))}, source)
 
 
 def _is_buffer(b: Builder, x: Value) -> bool:
@@ -339,111 +365,101 @@ def _is_buffer(b: Builder, x: Value) -> bool:
 
 
 @lowers(aten.scatter.src)
-def scatter(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
-    return _scatter(b, x, dim, index, source)
+def scatter(
+    b: Builder, x: Value, dim: int, index: Value, source: Value, *, add: bool = False
+) -> Value:
+    index = _index(b, index, 0, wraps=False)
+    if x.rank:
+        return scattered(b, x, axis(dim, x.rank), index, source, add=add)
+    x, index, source = (b.reshape(v, (1,)) for v in (x, index, source))
+    return b.reshape(scattered(b, x, 0, index, source, add=add), ())
 
 
 @lowers(aten.scatter.value)
 def scatter_value(b: Builder, x: Value, dim: int, index: Value, value: Number) -> Value:
-    return _scatter(b, x, dim, index, b.expand(b.value(value, x.dtype), index.shape))
+    return scatter(b, x, dim, index, b.expand(b.value(value, x.dtype), index.shape))
 
 
 @lowers(aten.scatter_add.default)
 def scatter_add(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
-    return _scatter(b, x, dim, index, source, add=True)
-
-
-@lowers(aten.scatter.reduce)
-def scatter_reduced(
-    b: Builder, x: Value, dim: int, index: Value, source: Value, reduce: str
-) -> Value:
-    return scatter_reduce(b, x, dim, index, source, "sum" if reduce == "add" else reduce)
-
-
-@lowers(aten.scatter_reduce.two)
-def scatter_reduce(
-    b: Builder,
-    x: Value,
-    dim: int,
-    index: Value,
-    source: Value,
-    reduce: str,
-    include_self: bool = True,
-) -> Value:
-    if reduce != "sum" or not include_self:
-        b.refuse("QNN's scatter only sets or adds")
-    return _scatter(b, x, dim, index, source, add=True)
+    return scatter(b, x, dim, index, source, add=True)
 
 
 @lowers(aten.masked_scatter.default)
-def masked_scatter(b: Builder, *_: object) -> Value:
-    b.refuse("which element goes where depends on the values of the mask")
+def masked_scatter(b: Builder, x: Value, mask: Value, source: Value) -> Value:
+    return _masked(b, x, mask, source)
 
 
-def _scatter(
-    b: Builder, x: Value, dim: int, index: Value, source: Value, *, add: bool = False
+def _masked(b: Builder, x: Value, mask: Value, source: Value) -> Value:
+    """`x` with the elements of `source` one after another where `mask` holds.
+
+    Where the mask says the same of whole rows, rows are what is counted and moved.
+    """
+    lengths = (mask.narrow or mask).shape
+    lengths = (1,) * (x.rank - len(lengths)) + lengths
+    end = x.rank
+    while end and lengths[end - 1] == 1 and source.numel % math.prod(x.shape[end - 1 :]) == 0:
+        end -= 1
+    width = math.prod(x.shape[end:])
+    rows = b.reshape(x, (x.numel // width, width))
+    held = mask.narrow or mask
+    held = b.expand(b.reshape(held, lengths[:end]), x.shape[:end])
+    held = b.reshape(held, (1, rows.shape[0]))
+    taken_so_far = b.binary("ElementWiseSubtract", running_counts(b, held), b.value(1))
+    place = b.binary("ElementWiseMaximum", taken_so_far, b.value(0))
+    given = b.reshape(b.cast(source, x.dtype), (source.numel // width, width))
+    place = b.binary("ElementWiseMinimum", place, b.value(given.shape[0] - 1))
+    new = b.gather(given, 0, b.reshape(place, (rows.shape[0],)))
+    held = b.reshape(held, (rows.shape[0], 1))
+    return b.reshape(select(b, held, new, rows), x.shape)
+
+
+@lowers(aten.diagonal_scatter.default, keep=True)
+def diagonal_scatter(
+    b: Builder, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
+    """The diagonal is every (columns + 1)-th element of the matrix laid out as a row."""
+    i, j = axis(dim1, x.rank), axis(dim2, x.rank)
+    order = [*(d for d in range(x.rank) if d not in (i, j)), i, j]
+    matrices = b.transpose(x, order)
+    *lead, rows, columns = matrices.shape
+    start = offset if offset >= 0 else -offset * columns
+    places = start + torch.arange(source.shape[-1]) * (columns + 1)
+    flat = b.reshape(matrices, (math.prod(lead), rows * columns))
+    source = b.reshape(b.cast(source, x.dtype), (math.prod(lead), source.shape[-1]))
+    y = b.reshape(written(b, flat, {1: b.const(places)}, source), matrices.shape)
+    return b.transpose(y, [order.index(d) for d in range(x.rank)])
+
+
+@lowers(aten.as_strided_scatter.default, keep=True)
+def as_strided_scatter(
+    b: Builder, x: Value, source: Value, size: Sequence[int], stride: Sequence[int],
+    offset: int | None = None,
+) -> Value:  # fmt: skip
+    if not b.dense:
+        b.refuse("a strided view of a tensor that is one itself: call `contiguous()` first")
+    places = b.const(strided_places(size, stride, offset or 0))
+    source = b.reshape(b.cast(source, x.dtype), (source.numel,))
+    return b.reshape(written(b, b.reshape(x, (x.numel,)), {0: places}, source), x.shape)
+
+
+def scattered(
+    b: Builder, x: Value, d: int, index: Value, source: Value, *, add: bool = False
 ) -> Value:
     """`x` with `source` at the places `index` along `dim`, element by element.
 
     As a list of places: ScatterElements adds only integers, has no bools, and QAIRT 2.47 writes
     wrong places with it from some 100,000 elements on.
     """
-    if not x.rank:
-        x1, i1, s1 = (b.reshape(v, (1,)) for v in (x, index, source))
-        return b.reshape(_scatter(b, x1, 0, i1, s1, add=add), ())
-    d = axis(dim, x.rank)
-    index = _index(b, index, 0, wraps=False)
     for k, n in enumerate(index.shape):
         source = b.slice(source, k, 0, n)
-    if (rows := _whole_rows(b, index, x.shape, d)) is not None:
-        return _write(b, x, {d: rows}, source, add=add)
+    if (rows := whole_rows(b, index, x.shape, d)) is not None:
+        return written(b, x, {d: rows}, source, add=add)
     if x.rank >= MAX_RANK:
         if any(index.shape[k] != n for k, n in enumerate(x.shape) if k != d):
             b.refuse("QNN scatters into a part of tensors of up to rank 4")
+        shape = x.shape
         x, index, source = (b.around(v, d) for v in (x, index, source))
-        y = _write(b, x, _elements(b, index, x.shape, 1), source, add=add)
-        return b.reshape(y, b.result.shape)
-    return _write(b, x, _elements(b, index, x.shape, d), source, add=add)
-
-
-# -- order -------------------------------------------------------------------------------------
-
-
-@lowers(aten.topk.default)
-def topk(
-    b: Builder, x: Value, k: int, dim: int = -1, largest: bool = True, *_: object
-) -> list[Value]:
-    return _top(b, x, k, dim, largest)
-
-
-@lowers(aten.sort.default)
-def sort(b: Builder, x: Value, dim: int = -1, descending: bool = False) -> list[Value]:
-    return _top(b, x, x.shape[dim] if x.rank else 1, dim, descending)
-
-
-@lowers(aten.sort.stable)
-def sort_stable(
-    b: Builder, x: Value, stable: bool | None, dim: int = -1, descending: bool = False
-) -> list[Value]:
-    if stable:
-        b.refuse("QNN's TopK does not keep the order of equal elements")
-    return sort(b, x, dim, descending)
-
-
-def _top(b: Builder, x: Value, k: int, dim: int, largest: bool) -> list[Value]:
-    """The `k` first elements in order along `dim`, and where they stood."""
-    if x.dtype is DType.BOOL8:
-        b.refuse("QNN's TopK does not order bools")
-    if not x.rank:
-        return [x, b.const(torch.tensor(0))]
-    d = axis(dim, x.rank)
-    # In ascending order QNN gives infinity a place that is none.
-    turned = x.dtype.is_float and not largest
-    x = b.elementwise("ElementWiseNeg", [x]) if turned else x
-    rows = b.transpose(b.around(x, d), (0, 2, 1))
-    shape = (*rows.shape[:2], k)
-    params = {"k": u32(k), "largest": b8(largest or turned)}
-    values, at = b.ops("TopK", [rows], [(shape, x.dtype), (shape, DType.INT32)], params)
-    values = b.op("ElementWiseNeg", [values]) if turned else values
-    ordered = (*x.shape[:d], k, *x.shape[d + 1 :])
-    return [b.reshape(b.transpose(v, (0, 2, 1)), ordered) for v in (values, at)]
+        y = written(b, x, _elements(b, index, x.shape, 1), source, add=add)
+        return b.reshape(y, shape)
+    return written(b, x, _elements(b, index, x.shape, d), source, add=add)

@@ -178,6 +178,24 @@ def diagonal(b: Builder, x: Value, offset: int, dim1: int, dim2: int) -> Value:
     return b.slice(x, len(lead), start, stop, columns + 1)
 
 
+def strided_places(size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """The elements of a row that a strided view of it has."""
+    places = torch.tensor(offset)
+    for n, step in zip(size, stride, strict=True):
+        places = places[..., None] + torch.arange(n) * step
+    return places.flatten()
+
+
+@lowers(aten.as_strided.default, aten.as_strided_copy.default)
+def as_strided(
+    b: Builder, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> Value:
+    if not b.dense:
+        b.refuse("a strided view of a tensor that is one itself: call `contiguous()` first")
+    places = b.const(strided_places(size, stride, offset or 0))
+    return b.reshape(b.gather(b.reshape(x, (x.numel,)), 0, places), size)
+
+
 @lowers(aten.unfold.default, aten.unfold_copy.default)
 def unfold(b: Builder, x: Value, dim: int, size: int, step: int) -> Value:
     if not x.rank:

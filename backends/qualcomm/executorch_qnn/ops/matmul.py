@@ -170,6 +170,29 @@ def addmm(
     return plus(b, bias if beta == 1 else times(b, bias, beta), z)
 
 
+@lowers(aten.addbmm.default)
+def addbmm(
+    b: Builder, bias: Value, x: Value, y: Value, beta: Number = 1, alpha: Number = 1
+) -> Value:
+    """The sum of a batch of products is one product of what is side by side."""
+    batch, n, k = x.shape
+    wide = b.reshape(b.transpose(x, (1, 0, 2)), (n, batch * k))
+    tall = b.reshape(y, (batch * k, y.shape[2]))
+    return addmm(b, bias, wide, tall, beta, alpha)
+
+
+@lowers(aten.bilinear.default, keep=True)
+def bilinear(b: Builder, x: Value, y: Value, weight: Value, bias: Value | None = None) -> Value:
+    """`x @ weight[o] @ y` for each output: all products with `x` first."""
+    out, k, m = weight.shape
+    rows = x.numel // k
+    table = b.reshape(b.transpose(weight, (0, 2, 1)), (out * m, k))
+    first = b.reshape(dense(b, b.reshape(x, (rows, k)), table, None), (rows, out, m))
+    z = product(b, first, b.reshape(y, (rows, m, 1)))
+    z = b.reshape(z, (*x.shape[:-1], out))
+    return z if bias is None else plus(b, z, bias)
+
+
 # -- attention ---------------------------------------------------------------------------------
 
 

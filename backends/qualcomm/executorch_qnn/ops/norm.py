@@ -15,7 +15,7 @@ import torch
 
 from ..compile.ir import DType, Node, Param, Tensor
 from .builder import FP16_MAX, Arg, Builder, Const, Shape, Value, f32, same_axis, u32
-from .elementwise import plus, times
+from .elementwise import minus, plus, times
 from .reduction import moments
 from .registry import lowers
 
@@ -88,7 +88,7 @@ def native_layer_norm(
 def _statistics(b: Builder, x: Value, axes: Sequence[int], eps: float) -> list[Value]:
     """Mean and reciprocal deviation; ops that nobody needs are dropped in the end."""
     mean, var = moments(b, x, axes)
-    return [mean, b.op("ElementWiseRsqrt", [plus(b, var, eps)])]
+    return [mean, b.elementwise("ElementWiseRsqrt", [plus(b, var, eps)])]
 
 
 # -- over groups of channels -------------------------------------------------------------------
@@ -177,17 +177,40 @@ def batch_norm(
     return [_affine(b, x, weight, bias, mean, var, eps), None, None]
 
 
+@lowers(aten._native_batch_norm_legit.no_stats)
+def batch_norm_of_batch(
+    b: Builder, x: Value, weight: Value | None, bias: Value | None, training: bool,
+    momentum: float, eps: float,
+) -> list[Value]:  # fmt: skip
+    """Statistics of the batch itself: a LayerNorm of each channel."""
+    c = x.shape[1]
+    order = [1, 0, *range(2, x.rank)]
+    channels = b.transpose(x, order)
+    n = x.numel // c
+    rows = _normalised(b, "LayerNorm", b.reshape(channels, (c, n)), [n], None, None, eps)
+    if weight is not None:
+        rows = times(b, rows, b.reshape(weight, (c, 1)))
+    if bias is not None:
+        rows = plus(b, rows, b.reshape(bias, (c, 1)))
+    y = b.transpose(b.reshape(rows, channels.shape), order)
+    axes = [i for i in range(x.rank) if i != 1]
+    return [y, *(b.reshape(s, (c,)) for s in _statistics(b, x, axes, eps))]
+
+
 def _affine(
     b: Builder, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
     var: Value | None, eps: float,
 ) -> Value:  # fmt: skip
-    """`x * scale + shift` with constants that are computed in float32 once."""
+    """`x * scale + shift`, which are computed in float32 once if everything is known."""
     if mean is None or var is None:
         b.refuse("running statistics are missing")
     known = [v for v in (weight, bias, mean, var) if v is not None]
-    if not all(v.is_const for v in known):
-        b.refuse("statistics or weights that are computed at run time")
     shape: Shape = (x.shape[1], *(1,) * (x.rank - 2))
+    if not all(v.is_const for v in known):
+        y = minus(b, x, b.reshape(mean, shape))
+        y = times(b, y, b.elementwise("ElementWiseRsqrt", [plus(b, b.reshape(var, shape), eps)]))
+        y = y if weight is None else times(b, y, b.reshape(weight, shape))
+        return y if bias is None else plus(b, y, b.reshape(bias, shape))
 
     def numbers(v: Value | None, default: float) -> torch.Tensor:
         return torch.tensor(default) if v is None else b.numbers(v).float()
@@ -202,8 +225,8 @@ def _affine(
 
     key = (eps, *(v.const.key for v in known if v.const), weight is None, bias is None)
     make = [Value(shape, DType.FLOAT16, const=Const(f, (f.__name__, key))) for f in (scale, shift)]
-    if b.sole and (y := _in_weights(b, x, *make)) is not None:
-        return y
+    if b.sole and (folded := _in_weights(b, x, *make)) is not None:
+        return folded
     return plus(b, times(b, x, make[0]), make[1])
 
 

@@ -14,7 +14,7 @@ import torch
 
 from ..compile.ir import DType, Param
 from .builder import Builder, Number, Shape, Value, b8, merged_axes, u32
-from .elementwise import exponential, minus, plus, power, quotient, times
+from .elementwise import compare, exponential, minus, plus, power, quotient, select, times
 from .layout import axis
 from .registry import lowers
 
@@ -178,6 +178,13 @@ def var(
     return var_mean(b, x, dims, correction, keepdim)[0]
 
 
+@lowers(aten.var.dim)
+def var_dim(
+    b: Builder, x: Value, dims: Sequence[int] | None, unbiased: bool = True, keepdim: bool = False
+) -> Value:
+    return var(b, x, dims, int(unbiased), keepdim)
+
+
 @lowers(aten.linalg_vector_norm.default, keep=True)
 def vector_norm(
     b: Builder,
@@ -213,15 +220,15 @@ def norm(b: Builder, x: Value, order: float, axes: Sequence[int], keepdim: bool)
 def extreme(b: Builder, type: str, x: Value, axes: Sequence[int], keepdim: bool) -> Value:
     """`ReduceMax` or `ReduceMin`, of bools and integers too."""
     if x.dtype is DType.INT32:  # HTP has it only from QAIRT 2.51 on
-        return fold(b, x, axes, _larger if type == "ReduceMax" else _smaller, keepdim)
+        return fold(b, x, axes, larger if type == "ReduceMax" else smaller, keepdim)
     return b.numerically(x, lambda v: reduce(b, type, v, axes, keepdim))
 
 
-def _larger(b: Builder, x: Value, y: Value) -> Value:
+def larger(b: Builder, x: Value, y: Value) -> Value:
     return b.binary("ElementWiseMaximum", x, y)
 
 
-def _smaller(b: Builder, x: Value, y: Value) -> Value:
+def smaller(b: Builder, x: Value, y: Value) -> Value:
     return b.binary("ElementWiseMinimum", x, y)
 
 
@@ -356,14 +363,13 @@ def cumsum(b: Builder, x: Value, dim: int, *_: object) -> Value:
     if n == 1:
         return x
     if (dtype is DType.INT32 and not counts) or (dtype is DType.FLOAT16 and n > _TRIANGLE):
-        return _scan(b, x, d, plus)
+        return scan(b, x, d, plus)
     # Along the last axis: HTP's own op is wrong along others, and rounds floats at each step.
     swap = [i for i in range(x.rank) if i != d] + [d]
     moved = b.transpose(x, swap)
     rows = b.reshape(moved, (x.numel // n, n))
     if dtype is DType.INT32:
-        params = {"axis": u32(1), "exclusive": b8(False), "reverse": b8(False)}
-        y = b.op("CumulativeSum", [rows], params=params)
+        y = running_counts(b, rows)
     else:
         ones = b.const(torch.ones(n, n).triu(), dtype)
         params = {"transpose_in0": b8(False), "transpose_in1": b8(False)}
@@ -371,12 +377,45 @@ def cumsum(b: Builder, x: Value, dim: int, *_: object) -> Value:
     return b.transpose(b.reshape(y, moved.shape), [swap.index(i) for i in range(x.rank)])
 
 
+def running_counts(b: Builder, rows: Value) -> Value:
+    """Of each place in a row, how many are one up to there; `rows` (rows, n) are zeros and ones."""
+    params = {"axis": u32(1), "exclusive": b8(False), "reverse": b8(False)}
+    return b.op("CumulativeSum", [b.cast(rows, DType.INT32)], params=params)
+
+
 @lowers(aten.cumprod.default)
 def cumprod(b: Builder, x: Value, dim: int, *_: object) -> Value:
-    return _scan(b, b.cast(x, b.result.dtype), axis(dim, x.rank), times)
+    return scan(b, b.cast(x, b.result.dtype), axis(dim, x.rank), times)
 
 
-def _scan(b: Builder, x: Value, d: int, combine: Combine) -> Value:
+def _running_extreme(combine: Combine, op: str) -> Callable[..., list[Value]]:
+    def rule(b: Builder, x: Value, dim: int) -> list[Value]:
+        """The place is that of the last element that is none less than those before it."""
+        if not x.rank:
+            return [x, b.const(torch.tensor(0))]
+        d = axis(dim, x.rank)
+        numbers = b.cast(x, DType.INT32) if x.dtype is DType.BOOL8 else x
+        values = scan(b, numbers, d, combine)
+        places = b.const(torch.arange(x.shape[d]).reshape(-1, *(1,) * (x.rank - 1 - d)))
+        at = select(b, compare(b, op, numbers, values), places, 0)
+        return [b.cast(values, x.dtype), scan(b, b.expand(at, x.shape), d, larger)]
+
+    return rule
+
+
+@lowers(aten.logcumsumexp.default)
+def logcumsumexp(b: Builder, x: Value, dim: int) -> Value:
+    return scan(b, b.cast(x, DType.FLOAT16), axis(dim, x.rank), log_of_both)
+
+
+def log_of_both(b: Builder, x: Value, y: Value) -> Value:
+    """`log(exp(x) + exp(y))`; added, as in `_below_maximum`."""
+    top, low = larger(b, x, y), smaller(b, x, y)
+    e = exponential(b, plus(b, low, b.elementwise("ElementWiseNeg", [top])), 0.0)
+    return plus(b, top, b.elementwise("ElementWiseLog", [plus(b, e, 1.0)]))
+
+
+def scan(b: Builder, x: Value, d: int, combine: Combine) -> Value:
     """Prefixes of all lengths, each step doubling how far an element sees back."""
     n = x.shape[d] if x.rank else 1
     step = 1
@@ -385,3 +424,7 @@ def _scan(b: Builder, x: Value, d: int, combine: Combine) -> Value:
         x = b.concat([b.slice(x, d, 0, step), later], d)
         step *= 2
     return x
+
+
+lowers(aten.cummax.default)(_running_extreme(larger, "GreaterEqual"))
+lowers(aten.cummin.default)(_running_extreme(smaller, "LessEqual"))

@@ -98,11 +98,13 @@ def table() -> dict[OpOverload, Row]:
         layout,
         matmul,
         norm,
+        order,
         padding,
         pool,
         recurrent,
         reduction,
         resize,
+        segments,
     )
 
     return TABLE
@@ -164,6 +166,12 @@ def metadata(node: torch.fx.Node) -> list[Result]:
     return results
 
 
+def _is_dense(node: torch.fx.Node) -> bool:
+    """Whether a value's strides are those of its shape."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_contiguous()
+
+
 def read_outputs(node: torch.fx.Node) -> set[int]:
     """The outputs that anybody reads: the others may be of any type, or empty."""
     if not isinstance(node.meta.get("val"), (list, tuple)):
@@ -199,6 +207,7 @@ def lower_node(
     b.results = metadata(node)
     b.sole = any(len(n.users) == 1 for n in node.all_input_nodes[:1])
     b.used = read_outputs(node)
+    b.dense = all(_is_dense(n) for n in node.all_input_nodes)
     for i in b.used:
         b.results[i].dtype  # noqa: B018 - refuses types that HTP does not have
     rule = row.rule
