@@ -74,7 +74,7 @@ class Tiny(nn.Module):
         self.body = nn.Sequential(
             nn.Conv2d(2, 8, 3, padding=1, bias=False), norm(8, eps=1e-2), nn.ReLU6(),
             nn.Conv2d(8, 8, 3, groups=8), norm(8), nn.ReLU(),
-            nn.ConvTranspose2d(8, 8, 2, 2, groups=2), norm(8), nn.AvgPool2d(4), nn.Flatten(),
+            nn.ConvTranspose2d(8, 8, 2, 2, groups=2), norm(8), nn.MaxPool2d(4), nn.Flatten(),
             nn.Linear(72, 16), norm(16, nn.BatchNorm1d),
         )  # fmt: skip
 

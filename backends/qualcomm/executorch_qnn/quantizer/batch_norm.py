@@ -29,6 +29,8 @@ Node = torch.fx.Node
 
 STEP = "qnn_step"
 """Metadata key: a node whose result is only a step to another's, and not quantized."""
+ORIGIN = "qnn_origin"
+"""Metadata key: the name of the parameter that a folded weight is made of."""
 _SCALED = "qnn_scaled"
 _EPS = 1e-5  # the one that torchao's `model.train()` and `model.eval()` put in
 
@@ -147,7 +149,10 @@ def fold(module: torch.fx.GraphModule, scaled: Node) -> None:
     norm.replace_all_uses_with(layer)
     layer.meta.pop(STEP, None)
     layer.update_arg(2, _parameter(module, f"{layer.name}_folded_bias", bias, mean))
-    scaled.replace_all_uses_with(_parameter(module, f"{layer.name}_folded_weight", weight, scaled))
+    folded = _parameter(module, f"{layer.name}_folded_weight", weight, scaled)
+    if scaled.args[0].op == "get_attr":  # type: ignore[union-attr]
+        folded.meta[ORIGIN] = str(scaled.args[0].target)  # type: ignore[union-attr]
+    scaled.replace_all_uses_with(folded)
     unused = [norm, scaled]
     while unused:
         node = unused.pop()

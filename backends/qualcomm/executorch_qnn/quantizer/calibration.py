@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import LoweringError
+from .seq_mse import seq_mse
 
 
 def calibrate(
@@ -24,7 +25,8 @@ def calibrate(
     """Shows prepared models their calibration data, and gives their buffers back their values.
 
     The batches are consecutive calls: state goes on from one to the next, as it does later.  What
-    the observers have seen stays.
+    the observers have seen stays.  With `QuantRecipe(seq_mse=True)`, scales of weights are chosen
+    after that.
 
     Args:
         prepared: what `prepare_pt2e` gave; `{method: module}` for several methods of one program.
@@ -42,7 +44,15 @@ def calibrate(
     modules = prepared if isinstance(prepared, Mapping) else {"forward": prepared}
     data = by_method(list(modules), batches)
     told = sys.stderr.isatty() if progress is None else progress
-    return sum(_calibrate(m, data[name], name, told) for name, m in modules.items())
+    again = any(getattr(o, "seq_mse", False) for m in modules.values() for o in m.modules())
+    if again:
+        data = {name: list(data[name]) for name in modules}
+    count = sum(_calibrate(m, data[name], name, told) for name, m in modules.items())
+    if again:
+        if told:
+            print("choosing the scales of weights", file=sys.stderr, flush=True)
+        seq_mse(modules, data)  # type: ignore[arg-type]
+    return count
 
 
 def by_method(methods: Sequence[str], batches: Any) -> Mapping[str, Iterable[Any]]:

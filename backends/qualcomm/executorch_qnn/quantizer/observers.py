@@ -53,6 +53,11 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         ):  # fmt: skip
             self.register_buffer(name, torch.tensor(value))
         self.joined: RangeObserver | None = None
+        self.given: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def give(self, scale: torch.Tensor, zero_point: int) -> None:
+        """Has this encoding, whatever is seen."""
+        self.given = scale.reshape(1).float(), torch.tensor([zero_point])
 
     def become(self, other: RangeObserver) -> None:
         """Is from now on the other observer, with all that has been seen by either."""
@@ -82,6 +87,8 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             return x
         if self.joined is not None:
             return self.joined(x)  # type: ignore[no-any-return]
+        if self.given is not None:
+            return x
         values = x.detach().float()
         if self.softmax is not None:
             top = values.amax(self.softmax, keepdim=True)
@@ -111,6 +118,8 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
     def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self.joined is not None:
             return self.joined.calculate_qparams()
+        if self.given is not None:
+            return self.given
         low, high = self.range()
         low, high = torch.minimum(low, self.known_min), torch.maximum(high, self.known_max)
         if low > high:  # nothing was seen
@@ -272,7 +281,8 @@ OBSERVERS: dict[str, type[RangeObserver]] = {
 # -- weights -----------------------------------------------------------------------------------
 
 
-def _rounded(w: torch.Tensor, scale: torch.Tensor, low: int, high: int) -> torch.Tensor:
+def rounded(w: torch.Tensor, scale: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """The nearest multiples of `scale`, from `low` to `high` times it."""
     return (w / scale).round_().clamp_(low, high).mul_(scale)
 
 
@@ -291,7 +301,7 @@ def channel_scales(
     best, least = full, torch.full_like(full, math.inf)
     for share in torch.linspace(0.5, 1.0, candidates).tolist():
         scale = full * share
-        error = (_rounded(rows, scale, low, high) - rows).square_().sum(1, keepdim=True)
+        error = (rounded(rows, scale, low, high) - rows).square_().sum(1, keepdim=True)
         best = torch.where(error < least, scale, best)
         least = torch.minimum(error, least)
     return best.squeeze(1)
@@ -317,7 +327,7 @@ def block_scales(
     for less in range(7):
         factor = (nearest - less).clamp_(min=1)
         grid = (scale * factor)[..., None]
-        error = (_rounded(blocks, grid, low, high) - blocks).square_().sum(2)
+        error = (rounded(blocks, grid, low, high) - blocks).square_().sum(2)
         best = torch.where(error < least, factor, best)
         least = torch.minimum(error, least)
     return scale, best
@@ -328,6 +338,7 @@ class WeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
     Args:
         fixed: the weight never changes: it is looked at once.
+        seq_mse: calibration chooses the scales again; see `seq_mse`.
     """
 
     def __init__(
@@ -336,10 +347,12 @@ class WeightObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         ch_axis: int | None = None,
         least_squares: bool = False,
         fixed: bool = True,
+        seq_mse: bool = False,
         **spec: Any,
     ) -> None:
         super().__init__(eps=EPS, **spec)
         self.ch_axis, self.least_squares, self.fixed = ch_axis, least_squares, fixed
+        self.seq_mse = seq_mse
         self.scale: torch.Tensor
         self.register_buffer("scale", torch.zeros(0))
 
@@ -443,11 +456,11 @@ class BlockObserver(_Blocks, ObserverBase):  # type: ignore[misc]
 
     def __init__(
         self, *, dtype: torch.dtype, quant_min: int, quant_max: int, block: int,
-        least_squares: bool = False, **_: Any,
+        least_squares: bool = False, seq_mse: bool = False, **_: Any,
     ) -> None:  # fmt: skip
         super().__init__(dtype=dtype)
         self.quant_min, self.quant_max, self.block = quant_min, quant_max, block
-        self.least_squares = least_squares
+        self.least_squares, self.seq_mse = least_squares, seq_mse
         self.scale: torch.Tensor
         self.register_buffer("scale", torch.zeros(0))
 
@@ -486,8 +499,8 @@ class BlockFakeQuantize(_Blocks, FakeQuantizeBase):  # type: ignore[misc]
             return w
         blocks = w.detach().reshape(w.shape[0], -1, self.block)
         grid = self.scale.reshape(*self.scale.shape[:2], 1)
-        rounded = _rounded(blocks, grid, self.quant_min, self.quant_max).reshape(w.shape)
-        return w + (rounded - w).detach()
+        nearest = rounded(blocks, grid, self.quant_min, self.quant_max).reshape(w.shape)
+        return w + (nearest - w).detach()
 
     def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self.scale, torch.zeros_like(self.scale, dtype=torch.int32)

@@ -100,6 +100,8 @@ class QuantRecipe:
         percentile: of the observer `percentile`.
         least_squares: scales of weights have the least squared error, not that of the greatest
             value; by default those of 4 bits.
+        seq_mse: scales of the weights of linear layers and 1x1 convolutions have the least error
+            of what the layer puts out; calibration takes longer. See `seq_mse`.
 
     Raises:
         RecipeError: there is no such recipe, observer, block or number of bits.
@@ -112,6 +114,7 @@ class QuantRecipe:
     observer: str = "minmax"
     percentile: float = 99.99
     least_squares: bool | None = None
+    seq_mse: bool = False
 
     def __post_init__(self) -> None:
         for name in (self.base, *self.rules.values()):
@@ -174,6 +177,8 @@ class QuantRecipe:
         dtype, low, high = _WEIGHTS[bits.weights]
         best = bits.weights == 4 if self.least_squares is None else self.least_squares
         how: dict[str, Any] = {"least_squares": best and not qat}
+        if self.seq_mse and not qat:
+            how["seq_mse"] = True
         scheme = torch.per_channel_symmetric
         if bits.block and axis == 0 and _has_blocks(shape, self.block_size):
             kind = BlockFakeQuantize if qat else BlockObserver
