@@ -50,6 +50,12 @@ def _register_export(actions: Commands) -> None:
     )
     parser.add_argument("--quantize", metavar="NAME", help="for example 16a4w; default: fp16")
     parser.add_argument(
+        "--rotate", action="store_true", help="turn the hidden state so that it has no outliers"
+    )
+    parser.add_argument(
+        "--smooth", action="store_true", help="move outliers of activations into the weights"
+    )
+    parser.add_argument(
         "--max-seq-len",
         type=_positive,
         default=512,
@@ -117,6 +123,8 @@ def _export(args: argparse.Namespace, out: Output) -> None:
             layers=args.layers,
             prefill=args.prefill,
             quantize=args.quantize,
+            rotate=args.rotate,
+            smooth=args.smooth,
             qnn_libraries=str(folder),
             progress=stage,
         )

@@ -12,6 +12,7 @@ import torch
 
 from ..errors import LoweringError
 from ..target import Target
+from . import rotation, smoothing
 from .decoder import Decoder
 from .tokenizer import Tokenizer
 from .weights import load_model
@@ -102,6 +103,8 @@ def export(
     layers: int | None = None,
     prefill: Sequence[int] = (),
     quantize: str | None = None,
+    rotate: bool = False,
+    smooth: bool = False,
     text: str = CALIBRATION_TEXT,
     qnn_libraries: str | None = None,
     progress: Callable[[str], None] | None = None,
@@ -117,6 +120,8 @@ def export(
         prefill: sizes of extra methods `prefill_<n>` over the same cache, which read n tokens of a
             prompt at once. Each adds a copy of the weights to the file.
         quantize: name of a recipe, such as `16a8w`; weights and cache are float16 when None.
+        rotate: turn hidden states and values so that they have no outliers; see `rotation`.
+        smooth: move outliers of activations into weights; see `smoothing`.
         text: what the ranges of a quantized model are found with; the more like what it will read
             and write, the better.
         qnn_libraries: folder of the QNN libraries; searched for if None.
@@ -128,6 +133,8 @@ def export(
     """
     if any(not 1 < size <= max_seq_len for size in prefill):
         raise LoweringError(f"prefill sizes must lie between 2 and {max_seq_len}: {[*prefill]}")
+    if (rotate or smooth) and quantize is None:
+        raise LoweringError("rotation and smoothing are for quantized models: give a recipe, too")
     import executorch_qnn as qnn
 
     if quantize is not None:
@@ -136,13 +143,20 @@ def export(
     stage("loading the checkpoint")
     dtype = torch.float16 if quantize is None else torch.float32  # eager is slow in float16
     decoder, tokenizer = load_model(model, max_seq_len=max_seq_len, layers=layers, dtype=dtype)
+    data = None if quantize is None else calibration(decoder, tokenizer, prefill, text)
+    if rotate:
+        stage("rotating")
+        rotation.rotate(decoder)
+    if smooth and data is not None:
+        stage("smoothing")
+        smoothing.smooth(decoder, data["forward"])
     methods = {"forward": (decoder, example_inputs())}
     methods |= {prefill_method(size): (decoder, example_inputs(size)) for size in prefill}
     program = qnn.lower(
         methods,
         target=target,
         quantize=quantize,
-        calibration=None if quantize is None else calibration(decoder, tokenizer, prefill, text),
+        calibration=data,
         constant_methods=constant_methods(decoder, tokenizer),
         qnn_libraries=qnn_libraries,
         progress=progress,
