@@ -37,6 +37,7 @@ def lower(
     target: Target | str,
     quantize: QuantRecipe | str | None = None,
     calibration: Any = None,
+    calibration_cache: str | os.PathLike[str] | None = None,
     dynamic_shapes: Any = None,
     fallback: str = "cpu",
     state_update: str = "auto",
@@ -56,6 +57,8 @@ def lower(
             `QuantRecipe`; fp16 when `None`.
         calibration: what the ranges are found with, an iterable of input tuples, which are
             consecutive calls; `{method: iterable}` for several methods.
+        calibration_cache: a folder that keeps what calibration finds.  A model that is lowered
+            again with the same weights, recipe and data is not run on the data again.
         dynamic_shapes: as for `torch.export`, or `{method: ...}` for several methods; with
             `Sizes` where a dimension may have one of several sizes: there is one method for each,
             and `Session.run` picks it.  Dimensions that are dynamic in any other way are refused.
@@ -77,8 +80,8 @@ def lower(
         LibraryNotFound: there is no QNN library.
         LoweringError: the model cannot be exported or compiled.
     """
-    if quantize is None and calibration is not None:
-        raise ValueError("calibration data is for quantize=, which is not given")
+    if quantize is None and (calibration is not None or calibration_cache is not None):
+        raise ValueError("calibration data and its cache are for quantize=, which is not given")
     if state_update not in ("auto", "delta", "scatter"):
         raise ValueError(f"state_update is 'auto', 'delta' or 'scatter', not {state_update!r}")
     state_dtype = dict(state_dtype or {})
@@ -111,7 +114,9 @@ def lower(
         from ..quantizer import quantized_methods  # torchao takes its time to import
 
         with stage("quantize"):
-            fake_quantized = quantized_methods(exported, quantize, calibration, target)
+            fake_quantized = quantized_methods(
+                exported, quantize, calibration, target, cache=calibration_cache
+            )
         with stage("export quantized"):
             exported = {
                 name: export(module, methods[name][1], None, name)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import LoweringError
+from .cache import Cache
 from .seq_mse import seq_mse
 
 
@@ -21,6 +23,7 @@ def calibrate(
     batches: Iterable[Any] | Mapping[str, Iterable[Any]],
     *,
     progress: bool | None = None,
+    cache: str | os.PathLike[str] | None = None,
 ) -> int:
     """Shows prepared models their calibration data, and gives their buffers back their values.
 
@@ -34,6 +37,7 @@ def calibrate(
             `{method: batches}` for several methods.
         progress: tell on stderr how far it is, and how long it will take; if stderr is a terminal
             when None.
+        cache: a folder for what is found.  The same models with the same data are not run again.
 
     Returns:
         The number of batches.
@@ -42,16 +46,21 @@ def calibrate(
         LoweringError: a method has no data, or an input or a value on the way is NaN or infinite.
     """
     modules = prepared if isinstance(prepared, Mapping) else {"forward": prepared}
-    data = by_method(list(modules), batches)
+    data: Mapping[str, Any] = by_method(list(modules), batches)
     told = sys.stderr.isatty() if progress is None else progress
     again = any(getattr(o, "seq_mse", False) for m in modules.values() for o in m.modules())
-    if again:
+    if again or cache is not None:
         data = {name: list(data[name]) for name in modules}
+    kept = None if cache is None else Cache(cache, modules, data)
+    if kept is not None and kept.restore():
+        return sum(len(data[name]) for name in modules)
     count = sum(_calibrate(m, data[name], name, told) for name, m in modules.items())
     if again:
         if told:
             print("choosing the scales of weights", file=sys.stderr, flush=True)
-        seq_mse(modules, data)  # type: ignore[arg-type]
+        seq_mse(modules, data)
+    if kept is not None:
+        kept.write()
     return count
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,11 +25,13 @@ def quantized_methods(
     calibration: Any,
     target: Target | None = None,
     progress: bool | None = None,
+    cache: str | os.PathLike[str] | None = None,
 ) -> dict[str, torch.fx.GraphModule]:
     """Method to its quantized module: float ops between `quantize` and `dequantize`.
 
     Args:
         calibration: an iterable of input tuples; for several methods `{method: iterable}`.
+        cache: a folder for what calibration finds.
 
     Raises:
         LoweringError: a method has no calibration data, or lost a mutable buffer on the way.
@@ -44,7 +47,7 @@ def quantized_methods(
         fold_batch_norms(module)
         quantizer.slots = slots[name]
         prepared[name] = prepare_pt2e(module, quantizer)
-    calibrate(prepared, batches, progress=progress)
+    calibrate(prepared, batches, progress=progress, cache=cache)
     quantized = {}
     for name, module in prepared.items():
         quantized[name] = convert_pt2e(module)
