@@ -39,6 +39,14 @@ def register(commands: Commands) -> None:
         help="what the ranges are found with: the inputs of consecutive calls, a file for each",
     )
     parser.add_argument(
+        "--encodings",
+        metavar="FILE",
+        help="of some or all values, in AIMET's JSON, which are then not found with --calibration",
+    )
+    parser.add_argument(
+        "--save-encodings", metavar="FILE", help="write those of the quantized program"
+    )
+    parser.add_argument(
         "--fallback",
         choices=("cpu", "error"),
         default="cpu",
@@ -50,9 +58,12 @@ def register(commands: Commands) -> None:
 
 def _run(args: argparse.Namespace, out: Output) -> None:
     target = Target(args.target)
+    if args.quantize is None and (args.encodings or args.save_encodings):
+        raise UsageError("--encodings and --save-encodings are for --quantize, which is not given")
     output = Path(args.output)
-    if not output.resolve().parent.is_dir():
-        raise UsageError(f"no such folder: {output.resolve().parent}")
+    for file in (output, Path(args.save_encodings or output)):
+        if not file.resolve().parent.is_dir():
+            raise UsageError(f"no such folder: {file.resolve().parent}")
 
     from .. import libraries
 
@@ -70,12 +81,15 @@ def _run(args: argparse.Namespace, out: Output) -> None:
             target=target,
             quantize=args.quantize,
             calibration=calibration,
+            encodings=args.encodings,
             fallback=args.fallback,
             qnn_libraries=str(folder),
             progress=stage,
         )
         stage(f"writing {output}")
         program.save(str(output))
+        if args.save_encodings:
+            program.save_encodings(args.save_encodings)
 
     size = output.stat().st_size
     out.result(

@@ -38,6 +38,7 @@ def lower(
     quantize: QuantRecipe | str | None = None,
     calibration: Any = None,
     calibration_cache: str | os.PathLike[str] | None = None,
+    encodings: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     fallback: str = "cpu",
     state_update: str = "auto",
@@ -59,6 +60,8 @@ def lower(
             consecutive calls; `{method: iterable}` for several methods.
         calibration_cache: a folder that keeps what calibration finds.  A model that is lowered
             again with the same weights, recipe and data is not run on the data again.
+        encodings: of some or all values, which then are not found with `calibration`: a file of
+            AIMET's schema, such as `Program.save_encodings` writes, or what is in one.
         dynamic_shapes: as for `torch.export`, or `{method: ...}` for several methods; with
             `Sizes` where a dimension may have one of several sizes: there is one method for each,
             and `Session.run` picks it.  Dimensions that are dynamic in any other way are refused.
@@ -82,6 +85,8 @@ def lower(
     """
     if quantize is None and (calibration is not None or calibration_cache is not None):
         raise ValueError("calibration data and its cache are for quantize=, which is not given")
+    if quantize is None and encodings is not None:
+        raise ValueError("encodings are for quantize=, which is not given")
     if state_update not in ("auto", "delta", "scatter"):
         raise ValueError(f"state_update is 'auto', 'delta' or 'scatter', not {state_update!r}")
     state_dtype = dict(state_dtype or {})
@@ -109,13 +114,18 @@ def lower(
             if has_symbols(exported[name]):  # of one value each: the model allows no other
                 exported[name] = export(module, inputs, None, name)
     origin = Origin(dict(exported), partitioner, quantize)
-    fake_quantized = None
+    fake_quantized = found = None
     if quantize is not None:
         from ..quantizer import quantized_methods  # torchao takes its time to import
 
         with stage("quantize"):
-            fake_quantized = quantized_methods(
-                exported, quantize, calibration, target, cache=calibration_cache
+            fake_quantized, found = quantized_methods(
+                exported,
+                quantize,
+                calibration,
+                target,
+                encodings=encodings,
+                cache=calibration_cache,
             )
         with stage("export quantized"):
             exported = {
@@ -123,7 +133,7 @@ def lower(
                 for name, module in fake_quantized.items()
             }
     program = lower_exported(exported, origin, variants, stage, constant_methods)
-    program.fake_quantized = fake_quantized
+    program.fake_quantized, program.found_encodings = fake_quantized, found
     return program
 
 

@@ -7,11 +7,12 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
@@ -21,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ..aliasing import buffer
 from ..compile.backend import DelegateInfo
+from ..errors import LoweringError
 from ..partition import Ownership, Plan, QnnPartitioner
 from ..report import DelegateReport, MethodReport, OpReport, Report, StateReport
 from ..seal import seal
@@ -28,6 +30,7 @@ from .decompose import plain_spec
 
 if TYPE_CHECKING:
     from ..quantizer import QuantRecipe
+    from ..quantizer.encodings import Encodings
 
 META_KEY = "executorch_qnn.meta"
 
@@ -46,12 +49,30 @@ class Origin:
     quantize: QuantRecipe | str | None = None
 
 
+@contextmanager
+def _replaced(target: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of another only if it is completely written."""
+    fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(fd, "w+b") as f:
+            yield f
+            f.flush()
+            os.fsync(f.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink()
+        raise
+
+
 class Program:
     """What `lower` returns.
 
     Attributes:
         edge: ExecuTorch's manager of the delegated program.
         fake_quantized: `{method: module}` for a quantized program, else `None`.
+        found_encodings: what `encodings()` writes, likewise.
         origin: what it was lowered from.
         variants: method to those that are the same for inputs of other sizes.
         slots: method to its mutable buffers, and the slots that they are.
@@ -72,6 +93,7 @@ class Program:
         self.origin = origin
         self.target = origin.partitioner.target
         self.fake_quantized: Mapping[str, torch.nn.Module] | None = None
+        self.found_encodings: Encodings | None = None
         self._exported = exported
         self._plans = plans
         self._cpu_s = dict(cpu_s)
@@ -90,20 +112,29 @@ class Program:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the `.pte`, sealed; an existing file is replaced only by a complete one."""
-        target = Path(path)
-        fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        temporary = Path(name)
-        try:
-            with os.fdopen(fd, "w+b") as f:
-                self.executorch.write_to_file(f)
-                seal(f)
-                f.flush()
-                os.fsync(f.fileno())
-            temporary.chmod(0o644)
-            temporary.replace(target)
-        except BaseException:
-            temporary.unlink()
-            raise
+        with _replaced(Path(path)) as f:
+            self.executorch.write_to_file(f)
+            seal(f)
+
+    def encodings(self) -> dict[str, Any]:
+        """Scales and offsets of all that is quantized, as AIMET's JSON has them, version 1.0.0.
+
+        Values have the names of their nodes in `fake_quantized`, parameters and buffers their own.
+
+        Raises:
+            LoweringError: the program was not quantized by `lower`.
+        """
+        recipe = self.origin.quantize
+        if self.found_encodings is None or recipe is None:
+            raise LoweringError("the program has no encodings: it was not lowered with quantize=")
+        return self.found_encodings.to_json(recipe)
+
+    def save_encodings(self, path: str | os.PathLike[str]) -> None:
+        """Writes `encodings()` to a file that `lower(encodings=...)` and AIMET's tools read."""
+        text = json.dumps(self.encodings())
+        with _replaced(Path(path)) as f:
+            # A line for each tensor, to be read by people, too.
+            f.write(text.replace('{"name"', '\n{"name"').encode())
 
     @cached_property
     def delegates(self) -> dict[str, list[DelegateInfo]]:

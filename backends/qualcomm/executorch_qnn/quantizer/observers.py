@@ -53,11 +53,6 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         ):  # fmt: skip
             self.register_buffer(name, torch.tensor(value))
         self.joined: RangeObserver | None = None
-        self.given: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def give(self, scale: torch.Tensor, zero_point: int) -> None:
-        """Has this encoding, whatever is seen."""
-        self.given = scale.reshape(1).float(), torch.tensor([zero_point])
 
     def become(self, other: RangeObserver) -> None:
         """Is from now on the other observer, with all that has been seen by either."""
@@ -87,8 +82,6 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
             return x
         if self.joined is not None:
             return self.joined(x)  # type: ignore[no-any-return]
-        if self.given is not None:
-            return x
         values = x.detach().float()
         if self.softmax is not None:
             top = values.amax(self.softmax, keepdim=True)
@@ -118,8 +111,6 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
     def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self.joined is not None:
             return self.joined.calculate_qparams()
-        if self.given is not None:
-            return self.given
         low, high = self.range()
         low, high = torch.minimum(low, self.known_min), torch.maximum(high, self.known_max)
         if low > high:  # nothing was seen

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from ..errors import LoweringError
 from ..target import Target
 from .batch_norm import fold_batch_norms
 from .calibration import by_method, calibrate
+from .encodings import Encodings, Place, Source, places_of
 from .functional import mutated_buffers
 from .quantizer import QnnQuantizer
 from .recipe import QuantRecipe
@@ -25,29 +26,43 @@ def quantized_methods(
     calibration: Any,
     target: Target | None = None,
     progress: bool | None = None,
+    encodings: Source | None = None,
     cache: str | os.PathLike[str] | None = None,
-) -> dict[str, torch.fx.GraphModule]:
+) -> tuple[dict[str, torch.fx.GraphModule], Encodings]:
     """Method to its quantized module: float ops between `quantize` and `dequantize`.
 
     Args:
         calibration: an iterable of input tuples; for several methods `{method: iterable}`.
+        encodings: those of some or all values, as a file or document of AIMET's schema.
         cache: a folder for what calibration finds.
 
+    Returns:
+        The modules, and the encodings of all values.
+
     Raises:
-        LoweringError: a method has no calibration data, or lost a mutable buffer on the way.
+        LoweringError: a method has no calibration data and needs some, the encodings do not fit, or
+            a mutable buffer was lost on the way.
         RecipeError: there is no such recipe, or the target cannot run it.
     """
     quantizer = QnnQuantizer(recipe, target=target)
-    batches = by_method(list(exported), calibration)
     modules = {name: ep.module() for name, ep in exported.items()}
     before = {name: mutated_buffers(module) for name, module in modules.items()}
     slots = _slots(modules, before)
-    prepared = {}
+    prepared, places = {}, []
     for name, module in modules.items():
         fold_batch_norms(module)
         quantizer.slots = slots[name]
         prepared[name] = prepare_pt2e(module, quantizer)
-    calibrate(prepared, batches, progress=progress, cache=cache)
+        method = name if len(modules) > 1 else ""
+        places += places_of(prepared[name], quantizer.made, slots[name], method)
+    missing = places
+    if encodings is not None:
+        missing = Encodings.read(encodings).give(places)
+        if calibration is None:
+            calibration = _without_data(exported, missing)
+    if missing or encodings is None:
+        batches = by_method(list(exported), calibration)
+        calibrate(prepared, batches, progress=progress, cache=cache)
     quantized = {}
     for name, module in prepared.items():
         quantized[name] = convert_pt2e(module)
@@ -56,7 +71,23 @@ def quantized_methods(
                 f"quantization lost the update of the mutable buffer {', '.join(sorted(lost))} of "
                 f"method {name!r}; leave the module that owns it out with a QuantRecipe"
             )
-    return quantized
+    return quantized, Encodings.of(places)
+
+
+def _without_data(
+    exported: Mapping[str, torch.export.ExportedProgram], missing: Sequence[Place]
+) -> dict[str, list[Any]]:
+    """Calls that only show constants to their observers.
+
+    Raises:
+        LoweringError: other values have no encoding.
+    """
+    if values := [p.name for p in missing if not p.constant]:
+        few = f"{', '.join(values[:8])}{' and more' if len(values) > 8 else ''}"
+        raise LoweringError(
+            f"the encodings have none for {few}: ranges must be found with calibration="
+        )
+    return {name: [ep.example_inputs[0]] for name, ep in exported.items()}
 
 
 class _Rewriter(QnnQuantizer):

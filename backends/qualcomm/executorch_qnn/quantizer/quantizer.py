@@ -42,6 +42,8 @@ class QnnQuantizer(Quantizer):  # type: ignore[misc]
         slots: buffer to slot, of the module that is prepared next; those of other names are their
             own slots if the module writes them.
         left: nodes that the recipe quantizes and the target does not, and why.
+        made: nodes, and edges as (value, reader), of the module that was prepared last, to their
+            observers.
 
     Raises:
         RecipeError: there is no such recipe, or the target cannot run it.
@@ -60,6 +62,7 @@ class QnnQuantizer(Quantizer):  # type: ignore[misc]
         self.qat = qat
         self.slots: Mapping[str, str] = {}
         self.left: list[tuple[str, str]] = []
+        self.made: Mapping[EdgeOrNode, ObserverOrFakeQuantize] = {}
         self._observers: dict[str, Any] = {}
 
     def transform_for_annotation(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -108,6 +111,7 @@ class QnnQuantizer(Quantizer):  # type: ignore[misc]
                 if id(leader) not in followers:
                     followers[id(leader)] = (FakeFollower if self.qat else Follower)(leader)
                 made[at] = followers[id(leader)]
+        self.made = dict(made)
 
     def _tie(self, model: torch.fx.GraphModule, observer: Any, slot: str) -> None:
         """Has what a buffer is given, in any module, one range, with its registered value in it."""
