@@ -48,6 +48,14 @@ def test_chunks_equal_single_steps(chunk: int) -> None:
         assert torch.allclose(got, cache, atol=1e-5), name
 
 
+def test_all_logits_are_those_of_single_steps() -> None:
+    steps, whole = random_decoder(tiny_config()), random_decoder(tiny_config())
+    whole.all_logits = True
+    want = torch.stack([run(steps, [token], i) for i, token in enumerate(TOKENS)])
+    got = whole(torch.tensor([TOKENS]), torch.tensor([0]))
+    assert torch.allclose(got, want, atol=1e-5)
+
+
 def test_cache_beyond_the_current_position_does_not_matter() -> None:
     decoder, other = random_decoder(tiny_config()), random_decoder(tiny_config())
     for layer in other.layers:

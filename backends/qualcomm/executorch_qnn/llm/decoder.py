@@ -123,6 +123,9 @@ class Decoder(nn.Module):
     values of positions `start_pos .. start_pos + T - 1` into the caches and attends to everything
     before. Calls must stay within `max_seq_len`; eager PyTorch raises IndexError beyond it, the NPU
     does not check.
+
+    Attributes:
+        all_logits: give those that follow each token, float32[T, vocab_size]; to measure a model.
     """
 
     rope_cos: Tensor
@@ -139,6 +142,7 @@ class Decoder(nn.Module):
             )
         self.config = config
         self.max_seq_len = max_seq_len
+        self.all_logits = False
         self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(Layer(config, max_seq_len) for _ in range(config.n_layers))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
@@ -163,7 +167,7 @@ class Decoder(nn.Module):
         x = self.embed_tokens(tokens.view(-1))
         for layer in self.layers:
             x = layer(x, step)
-        if x.shape[0] > 1:
+        if x.shape[0] > 1 and not self.all_logits:
             x = x[-1:]
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         return _as(F.linear(self.norm(x), head.weight), torch.float32)
