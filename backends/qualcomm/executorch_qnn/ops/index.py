@@ -387,7 +387,7 @@ def scatter_add(b: Builder, x: Value, dim: int, index: Value, source: Value) -> 
 
 @lowers(aten.masked_scatter.default)
 def masked_scatter(b: Builder, x: Value, mask: Value, source: Value) -> Value:
-    return _masked(b, x, mask, source)
+    return _masked(b, b.expand(x, b.result.shape), mask, source)
 
 
 def _masked(b: Builder, x: Value, mask: Value, source: Value) -> Value:

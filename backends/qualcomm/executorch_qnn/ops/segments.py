@@ -117,6 +117,9 @@ def index_reduce(
     b: Builder, x: Value, dim: int, index: Value, source: Value, how: str,
     include_self: bool = True,
 ) -> Value:  # fmt: skip
+    if not x.rank:
+        x, source = b.reshape(x, (1,)), b.reshape(source, (1,))
+        return b.reshape(index_reduce(b, x, 0, index, source, how, include_self), ())
     d = axis(dim, x.rank)
     shape = (*x.shape[:d], index.numel, *x.shape[d + 1 :])
     index = b.reshape(index, (*(1,) * d, index.numel, *(1,) * (x.rank - d - 1)))
@@ -133,6 +136,8 @@ def embedding_bag(
     include_last_offset: bool = False, padding_index: int = -1,
 ) -> list[Value | None]:  # fmt: skip
     """Sums and means are products with a matrix that says which bag a row is in."""
+    if any(math.prod(b.results[i].shape) for i in b.used - {0}):
+        b.refuse("what it puts out beside the bags is for training")
     n, width = index.numel, weight.shape[1]
     rows = b.gather(weight, 0, b.reshape(index, (n,)))
     if per_sample is not None:
