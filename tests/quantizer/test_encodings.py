@@ -8,11 +8,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import executorch_qnn as qnn
+from executorch_qnn.cli import main
 from executorch_qnn.errors import LoweringError
 from executorch_qnn.quantizer import quantized_methods
 from executorch_qnn.quantizer.encodings import Encoding, Encodings
@@ -266,3 +268,22 @@ def test_scales_of_blocks_are_written_to_the_bit() -> None:
         (encoding,) = read.parameters.values()
         assert (encoding.bits, encoding.block) == (4, 16)
         assert torch.equal(encoding.scale.reshape(scale.shape), scale)
+
+
+def test_the_command_line_writes_and_reads_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], qnn_libraries: str
+) -> None:
+    (tmp_path / "nets.py").write_text(
+        "import torch\n\ndef net():\n    torch.manual_seed(0)\n"
+        "    return torch.nn.Linear(8, 8).eval(), (torch.ones(1, 8),)\n"
+    )
+    np.savez(tmp_path / "x.npz", x=np.ones((1, 8), np.float32))
+    first, second = (str(tmp_path / f"{name}.json") for name in ("first", "second"))
+    lower = ["lower", f"{tmp_path}/nets.py:net", "-o", f"{tmp_path}/net.pte"]
+    found = [*lower, "--quantize", "8a8w", "--save-encodings"]
+    common = ["--qnn-libraries", qnn_libraries]
+    assert main([*found, first, "--calibration", str(tmp_path / "x.npz"), *common]) == 0
+    assert main([*found, second, "--encodings", first, *common]) == 0
+    assert Path(first).read_text() == Path(second).read_text()
+    assert main([*lower, "--save-encodings", first, *common]) == 2
+    assert "are for --quantize" in capsys.readouterr().err
