@@ -168,6 +168,23 @@ REDUCTIONS = [
     Case("mean of axes", lambda x: x.mean((2, 3), keepdim=True), [X], (1, 2)),
     Case("sum", lambda x: x.sum(1), [X], (1, 2)),
     Case("amax", lambda x: x.amax(-1), [X], same=True),
+    *(
+        Case(
+            f"avg_pool {n} by {k}",
+            lambda x, k=k: F.avg_pool2d(x, k),
+            [normal(1, 8, *n) + 0.5],
+            (1, 2),
+        )
+        for n, k in [
+            ((12, 12), 2),
+            ((12, 12), 4),
+            ((12, 12), (6, 4)),
+            ((20, 20), 10),
+            ((12, 12), 12),
+            ((8, 64), (4, 32)),
+            ((16, 14), (8, 7)),
+        ]
+    ),
     Case("layer_norm", lambda x: F.layer_norm(x, (16,)), [X], (2, 2)),
     Case("rms_norm", lambda x: F.rms_norm(x, (16,)), [X], (2, 2)),
 ]

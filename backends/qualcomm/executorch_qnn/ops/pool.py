@@ -261,7 +261,9 @@ def _averages(b: Builder, x: Value, h: Windows, w: Windows, counted: bool) -> Va
     assert w.alike is not None
     kernel, stride, before, after = zip(h.alike, w.alike, strict=True)
     n, c = x.shape[0], x.shape[3]
-    if kernel == stride and not any((*before, *after)):
+    # QNN's average of integers is wrong for windows of 4x4, 6x4, 8x8, if there are more than one.
+    broken = x.quant is not None and min(kernel) > 3 and min(h.count, w.count) > 1
+    if kernel == stride and not any((*before, *after)) and not broken:
         params = {**_params(b, h, w), "count_pad_for_edges": b8(False)}
         return b.op("PoolAvg2d", [x], (n, h.count, w.count, c), params=params)
     weight = b.const(torch.full((c, 1, *kernel), 1 / math.prod(kernel)))
