@@ -12,8 +12,9 @@ The first `--simulator-tokens` are also read one by one by the lowered program, 
     python benchmarks/perplexity.py --out docs/perplexity.md
     python benchmarks/perplexity.py --layers 2 --tokens 128 --simulator-tokens 4
 
-A recipe with `+rotated` is that of a rotated decoder (`llm/rotation.py`), with `+seq_mse` one with
-sequential MSE (`quantizer/seq_mse.py`).  `--in-tree-tokens` is for ExecuTorch's own quantizer for
+A recipe with `+rotated` is that of a rotated decoder (`llm/rotation.py`), with `+head8` one with 8
+bits for the weights of the last layer, with `+seq_mse` one with sequential MSE
+(`quantizer/seq_mse.py`).  `--in-tree-tokens` is for ExecuTorch's own quantizer for
 Qualcomm, on the same graph of one token, with the same text, and with a cache of its own.
 
 With 30 layers a recipe takes some 3 minutes of CPU, and a token of the simulator or in-tree some
@@ -51,6 +52,7 @@ from executorch_qnn.quantizer.encodings import Encodings, Place, places_of
 
 CHAPTER = Path(__file__).resolve().parents[1] / "tests" / "data" / "alice_chapter_1.txt"
 RECIPES = "fp32,fp16,16a8w,16a4w,16a4w_block"
+FLOATS = {"fp32": torch.float32, "fp16": torch.float16}
 IN_TREE = ("8a8w", "16a8w", "16a4w")
 
 Model = Callable[[Tensor, Tensor], Tensor]
@@ -172,18 +174,15 @@ class Calibrated:
 
 def recipe_of(name: str, observer: str) -> qnn.QuantRecipe:
     base, *how = name.split("+")
-    if unknown := set(how) - {"rotated", "seq_mse"}:
+    if unknown := set(how) - {"rotated", "head8", "seq_mse"}:
         raise SystemExit(f"{name}: there is no +{unknown.pop()}")
-    return qnn.QuantRecipe(base, observer=observer, seq_mse="seq_mse" in how)
-
-
-def simulated(program: qnn.Program, tokens: Sequence[int], args: argparse.Namespace) -> list[float]:
-    """Losses of the lowered program, which reads one token at a time."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "decoder.pte"
-        program.save(path)
-        session = qnn.load(path, qnn_libraries=args.qnn_libraries)
-        return read(session, session.reset_state, tokens, args.context, 1)
+    rules = {"lm_head": base.replace("4w_block", "8w").replace("4w", "8w")}
+    return qnn.QuantRecipe(
+        base,
+        rules if "head8" in how else {},
+        observer=observer,
+        seq_mse="seq_mse" in how,
+    )
 
 
 # ---------------------------------------------------------------- in-tree
@@ -215,50 +214,111 @@ def in_tree(decoder: Decoder, name: str, batches: Batches, target: str) -> torch
 # ---------------------------------------------------------------- all of it
 
 
-def measure(args: argparse.Namespace, row: Row, calibrated: Calibrated | None) -> None:
-    """Fills a row; `calibrated` is None for floats."""
-    dtype = torch.float16 if row.recipe == "fp16" else torch.float32
-    if calibrated is None:
-        decoder = load(args, dtype)[0]
+class Measured:
+    """All rows, one kind of number after the other."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.rows = [Row(name) for name in args.recipes.split(",")]
+        self.encodings: dict[str, Encodings] = {}
+        self.decoders: dict[frozenset[str], Calibrated] = {}
+
+    def decoder_of(self, name: str) -> Decoder:
+        if name in FLOATS:
+            return load(self.args, FLOATS[name])[0]
+        return self.calibrated(name).decoder
+
+    def calibrated(self, name: str) -> Calibrated:
+        how = frozenset(name.split("+")[1:]) & {"rotated", "head8"}
+        if how not in self.decoders:
+            decoder = load(self.args)[0]
+            if "rotated" in how:
+                rotate(decoder)
+            if "head8" in how and decoder.lm_head is None:
+                config = decoder.config
+                with torch.device("meta"):
+                    decoder.lm_head = torch.nn.Linear(config.dim, config.vocab_size, bias=False)
+                decoder.lm_head.weight = decoder.embed_tokens.weight
+            self.decoders[how] = Calibrated(decoder, self.args.batches, self.args.target)
+        return self.decoders[how]
+
+    def fake_quantized(self, row: Row) -> None:
+        """The losses of floats, or of the graph with q/dq nodes."""
+        decoder: Decoder = self.decoder_of(row.recipe)
         model: torch.nn.Module = decoder
-    else:
-        decoder, recipe = calibrated.decoder, recipe_of(row.recipe, args.observer)
-        places = calibrated.places(recipe)
-        log(f"{row.recipe}: calibrated, {len(places)} encodings")
         decoder.all_logits = True
-        module, many = prepared(decoder, args.chunk, recipe, args.target)
+        if row.recipe not in FLOATS:
+            recipe = recipe_of(row.recipe, self.args.observer)
+            decoder.all_logits = False
+            places = self.calibrated(row.recipe).places(recipe)
+            self.encodings[row.recipe] = Encodings.of(places)
+            log(f"{row.recipe}: calibrated, {len(places)} encodings")
+            decoder.all_logits = True
+            module, many = prepared(decoder, self.args.chunk, recipe, self.args.target)
+            give(places, many)
+            model = convert_pt2e(module)
+        row.losses = self.read(model, emptied(model), self.args.tokens, self.args.chunk)
         decoder.all_logits = False
-        give(places, many)
-        model = convert_pt2e(module)
-        log(f"{row.recipe}: quantized")
-    decoder.all_logits = True
-    row.losses = read(model, emptied(model), args.text, args.context, args.chunk)
-    decoder.all_logits = False
-    log(f"{row.recipe}: perplexity {perplexity(row.losses):.3f}")
-    del model
-    first = args.text[: args.simulator_tokens]
-    if len(first) > 1 and row.recipe != "fp32":
+        log(f"{row.recipe}: perplexity {perplexity(row.losses):.3f}")
+
+    def simulate(self, row: Row) -> None:
+        """The losses of the lowered program, which reads one token at a time."""
         how: dict[str, Any] = {}
-        if calibrated is not None:
-            how = {"quantize": recipe, "encodings": Encodings.of(places).to_json(recipe)}
+        if row.recipe not in FLOATS:
+            recipe = recipe_of(row.recipe, self.args.observer)
+            how = {"quantize": recipe, "encodings": self.encodings[row.recipe].to_json(recipe)}
+        decoder = self.decoder_of(row.recipe)
         decoder.reset_state()
         program = qnn.lower(
             decoder,
             example_inputs(),
-            target=args.target,
-            qnn_libraries=args.qnn_libraries,
+            target=self.args.target,
+            qnn_libraries=self.args.qnn_libraries,
             **how,
         )
         log(f"{row.recipe}: lowered")
-        row.simulator = simulated(program, first, args)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "decoder.pte"
+            program.save(path)
+            del program
+            session = qnn.load(path, qnn_libraries=self.args.qnn_libraries)
+            row.simulator = self.read(session, session.reset_state, self.args.simulator_tokens, 1)
         log(f"{row.recipe}: on the simulator {perplexity(row.simulator):.3f}")
-    first = args.text[: args.in_tree_tokens]
-    if len(first) > 1 and row.recipe in IN_TREE and calibrated is not None:
-        decoder.reset_state()
-        theirs = in_tree(copy.deepcopy(decoder), row.recipe, calibrated.batches, args.target)
+
+    def in_tree(self, row: Row) -> None:
+        calibrated = self.calibrated(row.recipe)
+        calibrated.decoder.reset_state()
+        decoder = copy.deepcopy(calibrated.decoder)
+        model = in_tree(decoder, row.recipe, self.args.batches, self.args.target)
         log(f"{row.recipe}: quantized in-tree")
-        row.in_tree = read(theirs, emptied(theirs), first, args.context, 1)
+        row.in_tree = self.read(model, emptied(model), self.args.in_tree_tokens, 1)
         log(f"{row.recipe}: in-tree {perplexity(row.in_tree):.3f}")
+
+    def read(self, model: Model, reset: Callable[[], None], count: int, chunk: int) -> list[float]:
+        return read(model, reset, self.args.text[:count], self.args.context, chunk)
+
+    def run(self) -> None:
+        args = self.args
+        wanted = (args.simulator or args.recipes).split(",") if args.simulator_tokens > 1 else []
+        theirs = IN_TREE if args.in_tree_tokens > 1 else ()
+        quantized = [r for r in self.rows if r.recipe != "fp32"]
+        for step, rows in (
+            (self.fake_quantized, self.rows),
+            (self.simulate, [r for r in quantized if r.recipe in wanted]),
+            (self.in_tree, [r for r in quantized if r.recipe in theirs]),
+        ):
+            for row in rows:
+                step(row)
+                self.write()
+
+    def write(self) -> None:
+        args, rows = self.args, [r for r in self.rows if r.losses]
+        if args.json:
+            about = {"model": args.model, "layers": args.layers, "context": args.context}
+            results = [vars(r) | {"perplexity": perplexity(r.losses)} for r in rows]
+            Path(args.json).write_text(json.dumps(about | {"rows": results}) + "\n")
+        if args.out:
+            Path(args.out).write_text(document(rows, args))
 
 
 def load(args: argparse.Namespace, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Any]:
@@ -329,6 +389,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--recipes", default=RECIPES, help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=2000, help="default: %(default)s")
     parser.add_argument("--simulator-tokens", type=int, default=64, help="default: %(default)s")
+    parser.add_argument("--simulator", metavar="RECIPES", help="default: all")
     parser.add_argument("--in-tree-tokens", type=int, default=64, help="default: %(default)s")
     parser.add_argument("--layers", type=int, help="the first so many only")
     parser.add_argument("--context", type=int, default=512, help="default: %(default)s")
@@ -344,7 +405,6 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--context is a multiple of --chunk")
     torch.set_num_threads(1)
 
-    names = args.recipes.split(",")
     decoder, tokenizer = load(args)
     args.known = Path(args.calibration).read_text() if args.calibration else CALIBRATION_TEXT
     args.batches = calibration(decoder, tokenizer, (), args.known)["forward"]
@@ -353,21 +413,9 @@ def main(argv: list[str] | None = None) -> int:
         f"{args.model}: {len(args.text)} tokens, calibrated with {len(args.batches)}, "
         f"observer {args.observer}:\n{args.known}"
     )
-    made: dict[bool, Calibrated] = {False: Calibrated(decoder, args.batches, args.target)}
-    rows: list[Row] = []
-    for name in names:
-        rows.append(Row(name))
-        rotated = "+rotated" in name
-        if rotated not in made:
-            made[rotated] = Calibrated(rotate(load(args)[0]), args.batches, args.target)
-        measure(args, rows[-1], None if name in ("fp32", "fp16") else made[rotated])
-        if args.json:
-            about = {"model": args.model, "layers": args.layers, "context": args.context}
-            results = [vars(r) | {"perplexity": perplexity(r.losses)} for r in rows]
-            Path(args.json).write_text(json.dumps(about | {"rows": results}) + "\n")
-        print(markdown(rows, args), flush=True)
-        if args.out:
-            Path(args.out).write_text(document(rows, args))
+    measured = Measured(args)
+    measured.run()
+    print(markdown(measured.rows, args))
     return 0
 
 

@@ -169,8 +169,11 @@ class Decoder(nn.Module):
             x = layer(x, step)
         if x.shape[0] > 1 and not self.all_logits:
             x = x[-1:]
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return _as(F.linear(self.norm(x), head.weight), torch.float32)
+        x = self.norm(x)
+        # A module of its own where there is one, so that a recipe can name it.
+        head = self.lm_head
+        logits = F.linear(x, self.embed_tokens.weight) if head is None else head(x)
+        return _as(logits, torch.float32)
 
     def keep_state_in_float32(self) -> None:
         """Undoes for the caches what `to(dtype)` did to all floats."""
