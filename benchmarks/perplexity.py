@@ -17,8 +17,8 @@ bits for the weights of the last layer, with `+seq_mse` one with sequential MSE
 (`quantizer/seq_mse.py`).  `--in-tree-tokens` is for ExecuTorch's own quantizer for
 Qualcomm, on the same graph of one token, with the same text, and with a cache of its own.
 
-With 30 layers a recipe takes some 3 minutes of CPU, and a token of the simulator or in-tree some
-seconds.
+With 30 layers a recipe takes one to two minutes of CPU, a token on the simulator some ten seconds,
+and one in-tree some three.
 """
 
 from __future__ import annotations
@@ -105,6 +105,20 @@ def read(
                 )
                 losses += found.tolist()
     return losses
+
+
+def told(model: Model, name: str) -> Model:
+    """The model, which says how far it is."""
+    calls = 0
+
+    def call(tokens: Tensor, start: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls % 16 == 0:
+            log(f"{name}: token {calls}")
+        return model(tokens, start)
+
+    return call
 
 
 def emptied(module: torch.nn.Module) -> Callable[[], None]:
@@ -282,7 +296,8 @@ class Measured:
             program.save(path)
             del program
             session = qnn.load(path, qnn_libraries=self.args.qnn_libraries)
-            row.simulator = self.read(session, session.reset_state, self.args.simulator_tokens, 1)
+            model = told(session, f"{row.recipe} on the simulator")
+            row.simulator = self.read(model, session.reset_state, self.args.simulator_tokens, 1)
         log(f"{row.recipe}: on the simulator {perplexity(row.simulator):.3f}")
 
     def in_tree(self, row: Row) -> None:
@@ -291,7 +306,8 @@ class Measured:
         decoder = copy.deepcopy(calibrated.decoder)
         model = in_tree(decoder, row.recipe, self.args.batches, self.args.target)
         log(f"{row.recipe}: quantized in-tree")
-        row.in_tree = self.read(model, emptied(model), self.args.in_tree_tokens, 1)
+        each = told(model, f"{row.recipe} in-tree")
+        row.in_tree = self.read(each, emptied(model), self.args.in_tree_tokens, 1)
         log(f"{row.recipe}: in-tree {perplexity(row.in_tree):.3f}")
 
     def read(self, model: Model, reset: Callable[[], None], count: int, chunk: int) -> list[float]:
@@ -373,7 +389,8 @@ def document(rows: Sequence[Row], args: argparse.Namespace) -> str:
     return f"""\
 # What bits cost a language model
 
-`python benchmarks/perplexity.py`: {args.model}, {layers}; chapter I of *Alice's Adventures in
+`python benchmarks/perplexity.py --recipes {args.recipes}`:
+{args.model}, {layers}; chapter I of *Alice's Adventures in
 Wonderland*, {len(args.text):,} tokens in windows of {args.context}, each from an empty cache.
 Fake-quantized, on the CPU, in the encodings of the graph of one token over one key/value cache.
 {columns}
