@@ -62,6 +62,7 @@ def scatters(draw: st.DrawFn) -> Case:
     return Case(f"{name} {how} {include} {d} of {dtype} {shape} {some}", fn, inputs, 58, exact)
 
 
+@pytest.mark.slow  # runs on the newest release: the compiler of 2.3.0 refuses one of the graphs
 @pytest.mark.usefixtures("qnn_libraries")
 def test_scatters_reduce() -> None:
     check_samples(scatters(), 12, 3)
