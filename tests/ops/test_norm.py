@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Case, check, check_all, op_types, refusal
+from harness import Case, check, check_all, op_types
 from torch import nn
 from torch.nn import functional as F
 
@@ -139,11 +139,11 @@ def test_formulas_that_only_look_like_a_norm_are_left_alone() -> None:
     check_all([Case("other", other, (X, W), 55), Case("outer", outer, (X,), 55)])
 
 
-def test_statistics_of_the_run_are_refused() -> None:
+def test_statistics_may_be_computed_at_run_time() -> None:
     def norm(x: torch.Tensor) -> torch.Tensor:
         return F.batch_norm(x, x[0].mean((1, 2)), x[0].var((1, 2)))
 
-    assert "computed at run time" in refusal(norm, IMAGE)
+    check(norm, IMAGE, min_sqnr=50)
 
 
 def test_rows_longer_than_fp16_counts() -> None:

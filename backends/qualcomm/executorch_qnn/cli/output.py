@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from ..errors import UnsupportedOp
-from ..report.text import table
+from ..text import table
 
 __all__ = ["Output", "UsageError", "add_common_options", "human_bytes", "table"]
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..text import table
 from .report import STYLE, html_table
-from .text import table
 
 
 @dataclass(frozen=True)
