@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..target import Target
 from .model import CALLS, function_of, load_calibration, load_calls, model_and_inputs
-from .output import Output, UsageError, add_common_options
+from .output import Output, UsageError, add_common_options, check_folder
 from .pte import PteFile
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def _run(args: argparse.Namespace, out: Output) -> None:
     if not (name := args.target or about.get("target")):
         raise UsageError(f"{path} does not say for which target it is: give --target")
     target = Target(name)
-    if args.html and not Path(args.html).resolve().parent.is_dir():
-        raise UsageError(f"no such folder: {Path(args.html).resolve().parent}")
+    if args.html:
+        check_folder(Path(args.html))
 
     from .. import libraries
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import QnnError
 from ..target import Target
-from .output import Output, UsageError, add_common_options, human_bytes
+from .output import Output, add_common_options, check_folder, human_bytes
 from .run import add_where, check_where
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ def _register_generate(actions: Commands) -> None:
 def _export(args: argparse.Namespace, out: Output) -> None:
     target = Target(args.target)
     output = Path(args.output)
-    if not output.resolve().parent.is_dir():
-        raise UsageError(f"no such folder: {output.resolve().parent}")
+    check_folder(output)
 
     from .. import libraries
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..target import Target
 from .model import CALLS, function_of, load_calibration, model_and_inputs
-from .output import Output, UsageError, add_common_options, human_bytes
+from .output import Output, UsageError, add_common_options, check_folder, human_bytes
 
 if TYPE_CHECKING:
     from .output import Commands
@@ -62,8 +62,7 @@ def _run(args: argparse.Namespace, out: Output) -> None:
         raise UsageError("--encodings and --save-encodings are for --quantize, which is not given")
     output = Path(args.output)
     for file in (output, Path(args.save_encodings or output)):
-        if not file.resolve().parent.is_dir():
-            raise UsageError(f"no such folder: {file.resolve().parent}")
+        check_folder(file)
 
     from .. import libraries
 

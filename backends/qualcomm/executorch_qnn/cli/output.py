@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from ..errors import UnsupportedOp
@@ -87,6 +88,13 @@ def library_warnings(*, shown: bool) -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+def check_folder(file: Path) -> None:
+    """Refuses a file that no folder is there for, before any work is done."""
+    folder = file.resolve().parent
+    if not folder.is_dir():
+        raise UsageError(f"no such folder: {folder}")
 
 
 def human_bytes(count: int) -> str:

@@ -6,13 +6,11 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
@@ -23,6 +21,7 @@ from torch.utils import _pytree as pytree
 from ..aliasing import buffer
 from ..compile.backend import DelegateInfo
 from ..errors import LoweringError
+from ..files import replaced
 from ..partition import Ownership, Plan, QnnPartitioner
 from ..report import DelegateReport, MethodReport, OpReport, Report, StateReport
 from ..seal import seal
@@ -47,23 +46,6 @@ class Origin:
     exported: Mapping[str, ExportedProgram]
     partitioner: QnnPartitioner
     quantize: QuantRecipe | str | None = None
-
-
-@contextmanager
-def _replaced(target: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of another only if it is completely written."""
-    fd, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(fd, "w+b") as f:
-            yield f
-            f.flush()
-            os.fsync(f.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink()
-        raise
 
 
 class Program:
@@ -112,7 +94,7 @@ class Program:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the `.pte`, sealed; an existing file is replaced only by a complete one."""
-        with _replaced(Path(path)) as f:
+        with replaced(Path(path)) as f:
             self.executorch.write_to_file(f)
             seal(f)
 
@@ -132,7 +114,7 @@ class Program:
     def save_encodings(self, path: str | os.PathLike[str]) -> None:
         """Writes `encodings()` to a file that `lower(encodings=...)` and AIMET's tools read."""
         text = json.dumps(self.encodings())
-        with _replaced(Path(path)) as f:
+        with replaced(Path(path)) as f:
             # A line for each tensor, to be read by people, too.
             f.write(text.replace('{"name"', '\n{"name"').encode())
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -20,6 +19,8 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+from ..files import replaced
 
 _FORMAT = 1
 _DIGEST_BYTES = 32
@@ -69,17 +70,9 @@ class Cache:
         payload = io.BytesIO()
         torch.save(found, payload)
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self.file.parent, prefix=".", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as f:
-                f.write(hashlib.sha256(payload.getbuffer()).digest())
-                f.write(payload.getbuffer())
-                f.flush()
-                os.fsync(f.fileno())
-            Path(name).replace(self.file)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with replaced(self.file, 0o600) as f:
+            f.write(hashlib.sha256(payload.getbuffer()).digest())
+            f.write(payload.getbuffer())
 
     def _observers(self) -> Iterator[tuple[str, torch.nn.Module]]:
         for method, module in self.modules.items():
